@@ -1,0 +1,224 @@
+"""Backends: loading them, and giving back what they hold."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from . import foreign, log, memory
+from ._native import ffi, lib, reason, text
+from .device import Device
+from .errors import BackendInUseError, PyggmlError
+from .lifecycle import changed, check_process, device_handles, openings
+from .resource import Resource, open_resources
+
+
+class Verdict(StrEnum):
+    """What freeing a device came to."""
+
+    RELEASED = "released"  # its backend says that this process has nothing left on it
+    UNVERIFIED = "unverified"  # its backend released it, and cannot tell whether something is left
+    RESIDUAL = "residual"  # something is left
+    UNLOADED = "unloaded, nothing released"  # its backend cannot release anything, and is only out of use
+
+
+_LIBRARIES = {"base", "llama", "llama-common", "mtmd", "shim"}  # beside the backends in their directory
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRelease:
+    """What `backend_free()` did to one device. Bytes; None where nobody tells."""
+
+    device: str
+    backend: str
+    held_before: int | None
+    held_after: int | None
+    source: str
+    """How it was measured."""
+    context_active: bool | None
+    """Whether this process still has a context on it."""
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseReport:
+    """What `backend_free()` did. Without devices there was nothing to free."""
+
+    devices: tuple[DeviceRelease, ...]
+    seconds: float
+
+    @property
+    def released(self) -> bool:
+        """Whether nothing is known to be left of what can be released."""
+        return all(one.verdict is not Verdict.RESIDUAL for one in self.devices)
+
+    def __str__(self) -> str:
+        lines = [f"{'device':<12} {'backend':<8} {'before':>12} {'after':>12}  {'context':<8} verdict"]
+        context = {True: "active", False: "none", None: "unknown"}
+        for one in self.devices:
+            lines.append(
+                f"{one.device:<12} {one.backend:<8} {_mib(one.held_before):>12} {_mib(one.held_after):>12}"
+                f"  {context[one.context_active]:<8} {one.verdict}"
+            )
+        return "\n".join([*lines, f"in {self.seconds:.3f} s"])
+
+
+def _mib(value: int | None) -> str:
+    return "unknown" if value is None else f"{value / 2**20:.1f} MiB"
+
+
+def load() -> None:
+    """Load the backends that are not loaded: those in the package's directory, and those that were freed. Creates no context."""
+    check_process()
+    with changed:
+        if not lib.pyggml_backends_load():
+            raise PyggmlError(f"no backend could be loaded: the installation of pyggml is not complete; {reason()}")
+
+
+def devices() -> list[Device]:
+    """The devices that there are. Loads backends that are not loaded, but creates no context on any device."""
+    with changed:
+        load()
+        return [Device.of(handle) for handle in device_handles()]
+
+
+def modules() -> dict[str, str]:
+    """The backend modules of this installation: "loaded as NAME", or why not."""
+    load()
+    result = {}
+    directory = Path(text(lib.ggml_backend_directory()))
+    names = sorted(
+        path.name.removeprefix("libpyggml-").removesuffix(".so") for path in directory.glob("libpyggml-*.so")
+    )
+    variants = [name for name in names if name.split("-")[0] == "cpu"]
+    if variants:
+        loaded = lib.ggml_backend_reg_by_name(b"CPU")
+        result["cpu"] = f"loaded as CPU, the best of {len(variants)}" if loaded else "no variant fits this processor"
+    for name in names:
+        if name in _LIBRARIES or name in variants:
+            continue
+        with log.captured() as lines:
+            # one that is loaded already is only looked up
+            backend = lib.ggml_backend_load(bytes(directory / f"libpyggml-{name}.so"))
+        result[name] = (
+            f"loaded as {text(lib.ggml_backend_reg_name(backend))}" if backend else "; ".join(lines) or "not loaded"
+        )
+    return result
+
+
+def chosen_devices(names: Sequence[str]) -> Any:
+    """A NULL-terminated list for C of the devices with these names. Raises ValueError for an unknown name."""
+    if isinstance(names, str):
+        raise TypeError("devices is a sequence of names; for one write [name]")
+    with changed:
+        load()
+        return ffi.new("ggml_backend_dev_t[]", [*_by_name(names), ffi.NULL])
+
+
+def _by_name(names: Sequence[str]) -> list[Any]:
+    known = {text(lib.ggml_backend_dev_name(handle)): handle for handle in device_handles()}
+    for name in names:
+        if name not in known:
+            raise ValueError(f"there is no device {name!r}; there are: {', '.join(known)}")
+    return [known[name] for name in names]
+
+
+def backend_free(devices: Sequence[str] | None = None, *, force: bool = False) -> ReleaseReport:
+    """Give back what the backends hold on their devices, contexts included; the next model load brings them back by itself.
+
+    Without `devices` every backend is freed, the CPU's as well; with names only those devices are, and their backends stay.
+    May be called by any thread and any number of times; when nothing is loaded it reports nothing. It waits for no load: a model
+    that is being loaded is in use like an open one.
+
+    Raises BackendInUseError, which names what is open, and ForeignContextError where another user of the same device is
+    detected in this process; then nothing has changed. `force=True` closes what is open first (ending computations that
+    run), and resets a device although others use it. Raises ValueError for an unknown device and BufferError if an array
+    made with `copy=False` is in the way.
+    """
+    check_process()
+    with changed:
+        if devices is not None and isinstance(devices, str):
+            raise TypeError("devices is a sequence of names; for one write [name]")
+        if not device_handles():
+            return ReleaseReport((), 0.0)
+        chosen = device_handles() if devices is None else _by_name(devices)
+        start = time.perf_counter()
+        _clear_the_way({text(lib.ggml_backend_dev_name(handle)) for handle in chosen}, devices is None, force)
+        if not force:
+            foreign.check(chosen)
+        before = [(Device.of(handle), memory.of_device(handle)) for handle in chosen]
+        can_free = [lib.ggml_backend_reg_can_free(lib.ggml_backend_dev_backend_reg(handle)) for handle in chosen]
+        if devices is None:
+            lib.llama_backend_free()
+            refused = {device.backend for device, _ in before if lib.ggml_backend_reg_by_name(device.backend.encode())}
+        else:
+            refused = set()
+            for handle, (device, _), possible in zip(chosen, before, can_free, strict=True):
+                if possible and not lib.ggml_backend_dev_free(handle):
+                    refused.add(device.name)
+        if refused:
+            raise BackendInUseError(
+                f"{', '.join(sorted(refused))}: still in use by objects that were made through pyggml.lib, or the release failed; "
+                "the log of pyggml.native says more",
+                sorted(refused),
+            )
+        after = [
+            _release(handle, device, then, bool(possible))
+            for handle, (device, then), possible in zip(chosen, before, can_free, strict=True)
+        ]
+        return ReleaseReport(tuple(after), time.perf_counter() - start)
+
+
+def _clear_the_way(names: set[str], everything: bool, force: bool) -> None:
+    """Close what uses these devices, or raise and name it."""
+    mine = threading.get_ident()
+    if force and any(thread == mine for thread, _ in openings.values()):
+        raise BackendInUseError("backend_free() was called from within a load", [what for _, what in openings.values()])
+    while force and openings:
+        changed.wait()
+    using = [one for one in open_resources() if everything or _uses(one, names)]
+    if not force and (using or openings):
+        holders = [repr(one) for one in using] + [what for _, what in openings.values()]
+        raise BackendInUseError(
+            f"{len(holders)} object(s) are open: {', '.join(holders[:8])}; close them, or call backend_free(force=True)",
+            holders,
+        )
+    for one in using:
+        abort = getattr(one, "abort", None)
+        if abort is not None:
+            abort()
+    for one in using:
+        one.close()
+
+
+def _uses(one: Resource, names: set[str]) -> bool:
+    root = one
+    while root._parent is not None:
+        root = root._parent
+    used: set[str] | None = getattr(root, "device_names", None)
+    return used is None or bool(used & names)
+
+
+def _release(handle: Any, device: Device, before: memory.DeviceMemory, can_free: bool) -> DeviceRelease:
+    state = memory.device_state(handle)
+    if device.type == "cpu":
+        then = memory.host(device.name)
+        held, source, active = then.own, then.source, None
+    else:
+        held = None if state is None or state.held < 0 else state.held
+        active = None if state is None or state.context_active < 0 else bool(state.context_active)
+        source = before.source
+    if not can_free:
+        verdict = Verdict.UNLOADED
+    elif active or (held or 0) > 0:
+        verdict = Verdict.RESIDUAL
+    elif active is None and held is None:
+        verdict = Verdict.UNVERIFIED
+    else:
+        verdict = Verdict.RELEASED
+    return DeviceRelease(device.name, device.backend, before.own, held, source, active, verdict)
