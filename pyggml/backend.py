@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Sequence
@@ -10,10 +11,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from . import foreign, log, memory
+from . import checks, foreign, log, memory
 from ._native import ffi, lib, reason, text
 from .device import Device
-from .errors import BackendInUseError, PyggmlError
+from .errors import BackendInUseError, ClosedError, PyggmlError
 from .lifecycle import changed, check_process, device_handles, openings
 from .resource import Resource, open_resources
 
@@ -82,6 +83,7 @@ def load() -> None:
 
 def devices() -> list[Device]:
     """The devices that there are. Loads backends that are not loaded, but creates no context on any device."""
+    check_process()  # before the lock, which a thread of the parent may have held when it forked
     with changed:
         load()
         return [Device.of(handle) for handle in device_handles()]
@@ -113,8 +115,7 @@ def modules() -> dict[str, str]:
 
 def chosen_devices(names: Sequence[str]) -> Any:
     """A NULL-terminated list for C of the devices with these names. Raises ValueError for an unknown name."""
-    if isinstance(names, str):
-        raise TypeError("devices is a sequence of names; for one write [name]")
+    checks.items("devices", names, "names (str)")
     with changed:
         load()
         return ffi.new("ggml_backend_dev_t[]", [*_by_name(names), ffi.NULL])
@@ -123,6 +124,8 @@ def chosen_devices(names: Sequence[str]) -> Any:
 def _by_name(names: Sequence[str]) -> list[Any]:
     known = {text(lib.ggml_backend_dev_name(handle)): handle for handle in device_handles()}
     for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"the name of a device is a str, not {type(name).__name__}")
         if name not in known:
             raise ValueError(f"there is no device {name!r}; there are: {', '.join(known)}")
     return [known[name] for name in names]
@@ -141,9 +144,10 @@ def backend_free(devices: Sequence[str] | None = None, *, force: bool = False) -
     made with `copy=False` is in the way.
     """
     check_process()
+    checks.flag("force", force)
+    if devices is not None:
+        checks.items("devices", devices, "names (str)")
     with changed:
-        if devices is not None and isinstance(devices, str):
-            raise TypeError("devices is a sequence of names; for one write [name]")
         if not device_handles():
             return ReleaseReport((), 0.0)
         chosen = device_handles() if devices is None else _by_name(devices)
@@ -181,7 +185,7 @@ def _clear_the_way(names: set[str], everything: bool, force: bool) -> None:
         raise BackendInUseError("backend_free() was called from within a load", [what for _, what in openings.values()])
     while force and openings:
         changed.wait()
-    using = [one for one in open_resources() if everything or _uses(one, names)]
+    using = [one for one in open_resources() if one.holds_devices and (everything or _uses(one, names))]
     if not force and (using or openings):
         holders = [repr(one) for one in using] + [what for _, what in openings.values()]
         raise BackendInUseError(
@@ -191,7 +195,8 @@ def _clear_the_way(names: set[str], everything: bool, force: bool) -> None:
     for one in using:
         abort = getattr(one, "abort", None)
         if abort is not None:
-            abort()
+            with contextlib.suppress(ClosedError):  # by somebody else, meanwhile
+                abort()
     for one in using:
         one.close()
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
+from . import checks
 from ._native import ffi
+
+_MAX_INT = 2**31 - 1
 
 
 class Batch:
@@ -27,25 +30,34 @@ class Batch:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def add(self, token: int, position: int, seq_ids: int | Sequence[int] = 0, *, logits: bool = False) -> None:
+    def add(
+        self,
+        token: SupportsIndex,
+        position: SupportsIndex,
+        seq_ids: SupportsIndex | Sequence[SupportsIndex] = 0,
+        *,
+        logits: bool = False,
+    ) -> None:
         """Add a token at `position` of the sequence `seq_ids`, or of several that share it."""
-        if not isinstance(token, int) or not isinstance(position, int):
-            raise TypeError(f"token and position are int, not {type(token).__name__} and {type(position).__name__}")
-        if position < 0:
-            raise ValueError(f"position must not be negative, got {position}")
-        sequences = (seq_ids,) if isinstance(seq_ids, int) else tuple(seq_ids)
-        if not sequences or min(sequences) < 0:
-            raise ValueError(f"a token belongs to at least one sequence from 0 on, not to {seq_ids!r}")
-        self.tokens.append(token)
-        self.positions.append(position)
-        self.sequences.append(sequences)
-        self.outputs.append(logits)
+        several = seq_ids if isinstance(seq_ids, Sequence) and not isinstance(seq_ids, str) else (seq_ids,)
+        entry = (
+            checks.integer("token", token, 0, _MAX_INT),
+            checks.integer("position", position, 0, _MAX_INT),
+            tuple(checks.integer("seq_ids", one, 0, _MAX_INT) for one in several),
+            checks.flag("logits", logits),
+        )
+        if len(set(entry[2])) != len(several) or not several:
+            raise ValueError(f"seq_ids must name at least one sequence, and each once, not {seq_ids!r}")
+        self.tokens.append(entry[0])
+        self.positions.append(entry[1])
+        self.sequences.append(entry[2])
+        self.outputs.append(entry[3])
 
     @classmethod
-    def of(cls, tokens: Iterable[int], *, position: int = 0, seq_id: int = 0) -> Batch:
+    def of(cls, tokens: Iterable[SupportsIndex], *, position: int = 0, seq_id: int = 0) -> Batch:
         """The tokens of one sequence from `position` on, with an output for the last."""
         batch = cls()
-        for offset, token in enumerate(tokens):
+        for offset, token in enumerate(checks.items("tokens", tokens, "tokens (int)")):
             batch.add(token, position + offset, seq_id)
         if batch.outputs:
             batch.outputs[-1] = True

@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
     prompt = words[-1]
     with (
         pyggml.Model(path, n_gpu_layers=options.n_gpu_layers) as model,
-        model.context(n_ctx=options.ctx_size) as context,
+        model.context(n_ctx=options.ctx_size, n_threads=options.threads) as context,
     ):
         if model.chat_template and not options.raw:
             messages = [{"role": "system", "content": options.system}] if options.system else []
@@ -122,6 +122,9 @@ def parser() -> argparse.ArgumentParser:
         "-ngl", "--n-gpu-layers", type=int, default=-1, metavar="N", help="layers on the GPU (default: all)"
     )
     one.add_argument(
+        "-t", "--threads", type=int, default=0, metavar="N", help="threads of the CPU (default: its physical cores)"
+    )
+    one.add_argument(
         "--temp",
         type=float,
         default=0.8,
@@ -138,7 +141,13 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> int:
     """Exit status: 0, 1 for an error (said in one line), 2 for wrong usage, 130 for Ctrl+C."""
-    options = parser().parse_args(arguments)
+    options, rest = parser().parse_known_args(arguments)
+    # argparse takes no more words for an argument once an option came between them
+    if hasattr(options, "words"):
+        options.words += [one for one in rest if not one.startswith("-")]
+        rest = [one for one in rest if one.startswith("-")]
+    if rest:
+        parser().error(f"unrecognized arguments: {' '.join(rest)}")
     try:
         return int(options.call(options))
     except (pyggml.PyggmlError, ValueError) as error:

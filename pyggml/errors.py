@@ -59,3 +59,12 @@ class BackendInUseError(PyggmlError, RuntimeError):
 
 class ForeignContextError(PyggmlError, RuntimeError):
     """Somebody else in this process uses the device, and a reset would destroy what it holds there."""
+
+
+class EngineError(PyggmlError):
+    """A request to an `Engine` failed; `status` is HTTP's for it, `body` what was answered."""
+
+    def __init__(self, message: str, *, status: int, body: bytes = b"") -> None:
+        super().__init__(message)
+        self.status = status
+        self.body = body

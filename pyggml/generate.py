@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
-from .batch import Batch
+from . import checks
 from .vocab import PieceJoiner
 
 if TYPE_CHECKING:
@@ -25,11 +25,12 @@ class StopStrings:
     """Cuts text at the first of several strings, and holds back what may be the beginning of one."""
 
     def __init__(self, strings: Sequence[str]) -> None:
-        if isinstance(strings, str):
-            raise TypeError("stop is a sequence of strings; for one write [stop]")
-        if any(not one for one in strings):
-            raise ValueError("a stop string cannot be empty")
-        self._strings = tuple(strings)
+        self._strings = checks.items("stop", strings, "strings; for one write [stop]")
+        for one in self._strings:
+            if not isinstance(one, str):
+                raise TypeError(f"a stop string is a str, not {type(one).__name__}")
+            if not one:
+                raise ValueError("a stop string cannot be empty")
         self._held = ""
 
     def feed(self, text: str) -> tuple[str, bool]:
@@ -67,24 +68,35 @@ class Generation(Iterator[str]):
         self,
         context: Context,
         prompt: str | Sequence[int],
-        max_tokens: int,
+        max_tokens: SupportsIndex,
         stop: Sequence[str],
         sampler: Sampler | None,
-        seq_id: int,
+        seq_id: SupportsIndex,
         cache_prompt: bool,
         sampling: Mapping[str, Any],
     ) -> None:
-        if sampler is not None and sampling:
-            raise TypeError(f"give a sampler or its options, not both: {', '.join(sampling)}")
-        if not isinstance(max_tokens, int):
-            raise TypeError(f"max_tokens must be an int, not {type(max_tokens).__name__}")
-        vocab = context.model.vocab
-        tokens = vocab.tokenize(prompt, parse_special=True) if isinstance(prompt, str) else list(prompt)
+        from .sampler import Sampler
+
+        model = context.model
+        if not context._memory or model.has_encoder:
+            raise ValueError(f"{model.path}: this model does not continue text (it is an encoder)")
+        if context._embeddings:
+            raise ValueError(
+                "this context makes embeddings: make another one, without embeddings=True, to generate text"
+            )
+        limit = checks.integer("max_tokens", max_tokens, -1, 2**31 - 1)
+        sequence = context._seq_id(seq_id)
+        checks.flag("cache_prompt", cache_prompt)
+        if isinstance(prompt, str):
+            tokens = model.vocab.tokenize(prompt, parse_special=True)
+        else:
+            tokens = checks.tokens("prompt", prompt, model.n_vocab)
         if not tokens:
             raise ValueError("the prompt has no tokens")
         if len(tokens) > context.n_ctx_seq:
             raise ValueError(
-                f"the prompt has {len(tokens)} tokens, a sequence of this context at most {context.n_ctx_seq}"
+                f"the prompt has {len(tokens)} tokens, a sequence of this context at most {context.n_ctx_seq}: "
+                "make the context larger (n_ctx) or the prompt shorter"
             )
         self.finish_reason: FinishReason | None = None
         self.tokens: list[int] = []
@@ -92,75 +104,68 @@ class Generation(Iterator[str]):
         self.n_cached = 0
         self._context = context
         self._stop = StopStrings(stop)
-        self._pieces = self._run(tokens, max_tokens, sampler, seq_id, cache_prompt, sampling)
+        self._own: Sampler | None = None
+        if sampler is None:
+            sampler = self._own = Sampler(model, **sampling)
+            self._own._internal = True
+        elif not isinstance(sampler, Sampler):
+            raise TypeError(f"sampler must be a Sampler, not {type(sampler).__name__}")
+        elif sampling:
+            raise TypeError(f"give a sampler or its options, not both: {', '.join(sampling)}")
+        self._pieces = self._run(tokens, limit, sampler, sequence, cache_prompt)
 
     def __next__(self) -> str:
         return next(self._pieces)
 
     def close(self) -> None:
-        self._pieces.close()  # type: ignore[attr-defined]
+        """End it. Nothing to do for one that was iterated to its end."""
+        self._pieces.close()
+        if self._own is not None:
+            self._own.close()
 
     def _run(
-        self,
-        prompt: list[int],
-        max_tokens: int,
-        sampler: Sampler | None,
-        seq_id: int,
-        cache_prompt: bool,
-        sampling: Mapping[str, Any],
-    ) -> Iterator[str]:
-        from .sampler import Sampler
-
-        own = sampler is None
-        chooser = Sampler(self._context.model, **sampling) if sampler is None else sampler
+        self, prompt: list[int], max_tokens: int, sampler: Sampler, seq_id: int, cache_prompt: bool
+    ) -> Generator[str, None, None]:
+        context, vocab = self._context, self._context.model.vocab
         joiner = PieceJoiner()
-        vocab = self._context.model.vocab
         try:
             self._read_prompt(prompt, seq_id, cache_prompt)
-            while self.finish_reason is None:
-                if 0 <= max_tokens <= len(self.tokens):
+            while True:
+                if len(self.tokens) == max_tokens:
                     self.finish_reason = FinishReason.LENGTH
                     break
-                token = chooser.sample(self._context)
+                token = sampler.sample(context)
                 if vocab.is_eog(token):
                     self.finish_reason = FinishReason.STOP
                     break
                 self.tokens.append(token)
                 text, stopped = self._stop.feed(joiner.feed(vocab.piece(token)))
-                if stopped:
-                    self.finish_reason = FinishReason.STOP
                 if text:
                     yield text
                 if stopped:
+                    self.finish_reason = FinishReason.STOP
                     return
-                if len(self.tokens) == max_tokens or self._context.length(seq_id) >= self._context.n_ctx_seq:
+                if len(self.tokens) == max_tokens or context.length(seq_id) >= context.n_ctx_seq:
                     self.finish_reason = FinishReason.LENGTH
                     break
-                self._context.decode([token], seq_id=seq_id)
-                self._context.cached[seq_id].append(token)
+                context._decode_known([token], seq_id)
             text, stopped = self._stop.feed(joiner.finish())
-            text += self._stop.finish()
             if stopped:
                 self.finish_reason = FinishReason.STOP
-            if text:
+            if text := text + self._stop.finish():
                 yield text
         finally:
-            if own:
-                chooser.close()
+            if self._own is not None:
+                self._own.close()
 
     def _read_prompt(self, prompt: list[int], seq_id: int, cache_prompt: bool) -> None:
         """Compute what of the prompt is not in the sequence yet; at least its last token, whose output is needed."""
         context = self._context
         with context._lock:
-            known = context.cached.get(seq_id, []) if cache_prompt and context.length(seq_id) else []
-            known = known[: context.length(seq_id)]
-            same = 0
-            while same < min(len(known), len(prompt) - 1) and known[same] == prompt[same]:
-                same += 1
-            if not context.remove(seq_id, same) and same:
+            context._check_views("generate")
+            same = context._common(prompt, seq_id) if cache_prompt else 0
+            if not context.remove(seq_id, same):
                 same = 0  # a recurrent state cannot go back by some tokens
                 context.remove(seq_id)
             self.n_cached = same
-            context.cached[seq_id] = prompt[:same]
-            context.decode(Batch.of(prompt[same:], position=same, seq_id=seq_id))
-            context.cached[seq_id] = list(prompt)
+            context._decode_known(prompt[same:], seq_id)

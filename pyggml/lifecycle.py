@@ -8,10 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from . import log
 from ._native import lib
 from .errors import ForkedError
 
 _pid = os.getpid()
+_stopped = False
 
 changed = threading.Condition(threading.RLock())
 """Held while the list of backends is read or changed; notified when an opening has ended."""
@@ -32,6 +34,7 @@ def check_process() -> None:
 def opening(what: str) -> Iterator[None]:
     """While something is opened its backends are in use, although no object of it is there yet."""
     check_process()
+    leave()
     key = object()
     with changed:  # waits for a backend_free() that runs
         openings[key] = (threading.get_ident(), what)
@@ -41,6 +44,24 @@ def opening(what: str) -> Iterator[None]:
         with changed:
             del openings[key]
             changed.notify_all()
+    log.raise_interrupt()
+
+
+def stop() -> None:
+    """The interpreter is at its end: end the loads and decodes of other threads, none of which calls Python any more."""
+    global _stopped
+    if os.getpid() != _pid:
+        return
+    _stopped = True
+    lib.pyggml_stop()
+    with changed:
+        changed.wait_for(lambda: not openings, timeout=2)
+
+
+def leave() -> None:
+    """After `stop()`: end a thread that finds its objects closed, in silence, as the interpreter ends such threads itself."""
+    if _stopped and threading.current_thread() is not threading.main_thread():
+        raise SystemExit
 
 
 def device_handles() -> list[Any]:

@@ -6,8 +6,8 @@ Lines below the logger's level are dropped in C. That level is read when a model
 
 from __future__ import annotations
 
-import atexit
 import logging
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -25,9 +25,33 @@ _LEVELS = {
 }
 
 
-@ffi.def_extern()  # type: ignore[untyped-decorator]
+_interrupt: BaseException | None = None  # Ctrl+C that came while C was in the logger, which no exception can leave
+
+
+def _on_error(kind: Any, error: BaseException, trace: Any) -> None:
+    global _interrupt
+    if isinstance(error, KeyboardInterrupt):
+        _interrupt = error
+    else:
+        sys.excepthook(kind, error, trace)
+
+
+def raise_interrupt() -> None:
+    """Raise what could not be raised in the logger."""
+    global _interrupt
+    if _interrupt is not None:
+        error, _interrupt = _interrupt, None
+        raise error
+
+
+def write(level: int, text: bytes) -> None:
+    """Log a line of the native library."""
+    logger.log(_LEVELS.get(level, logging.INFO), "%s", text.decode("utf-8", "replace"))
+
+
+@ffi.def_extern(onerror=_on_error)  # type: ignore[untyped-decorator]
 def pyggml_py_log(level: int, text: Any) -> None:
-    logger.log(_LEVELS.get(level, logging.INFO), "%s", ffi.string(text).decode("utf-8", "replace"))
+    write(level, ffi.string(text))
 
 
 def sync_level() -> None:
@@ -58,9 +82,3 @@ def captured() -> Iterator[list[str]]:
     finally:
         logger.removeHandler(handler)
         sync_level()
-
-
-@atexit.register
-def _silence() -> None:
-    # a thread of ours that logs while the interpreter goes away must not call into it
-    lib.pyggml_log_set(ffi.NULL, lib.GGML_LOG_LEVEL_ERROR + 1)

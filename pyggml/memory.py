@@ -7,7 +7,7 @@ from typing import Any
 
 from ._native import ffi, lib
 from .device import Device, DeviceType
-from .lifecycle import changed, device_handles
+from .lifecycle import changed, check_process, device_handles
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,7 @@ class DeviceMemory:
 
 def devices() -> list[DeviceMemory]:
     """Memory of every device whose backend is loaded; after `backend_free()` there is none."""
+    check_process()
     with changed:
         return [of_device(handle) for handle in device_handles()]
 

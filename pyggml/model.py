@@ -2,46 +2,28 @@
 
 from __future__ import annotations
 
-import json
+import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-from . import errors, log
+from . import chat, checks, errors, log
 from ._native import ffi, lib, reason, text
 from .backend import chosen_devices
-from .lifecycle import opening
+from .checks import check_file as check_file
+from .lifecycle import leave, opening
 from .resource import Resource
 from .vocab import Vocab
 
 if TYPE_CHECKING:
     from .context import Context
+    from .lora import LoraAdapter
 
 _SPLIT_MODES = ("none", "layer", "row", "tensor")
 _LOAD_MODES = ("auto", "none", "mmap", "mlock", "mmap_mlock", "direct_io")
-
-_PATH_ERRORS = {
-    lib.PYGGML_GGUF_MISSING: errors.ModelFileNotFoundError,
-    lib.PYGGML_GGUF_DIRECTORY: errors.ModelFileIsADirectoryError,
-    lib.PYGGML_GGUF_PERMISSION: errors.ModelFilePermissionError,
-}
-
-
-def check_file(path: str | os.PathLike[str]) -> bytes:
-    """Refuse a file that the loader cannot take, before it tries. Returns the path for C."""
-    name = os.fspath(path)
-    if not isinstance(name, str):
-        raise TypeError(f"a path must be str or os.PathLike[str], not {type(path).__name__}")
-    encoded = os.fsencode(name)
-    if b"\0" in encoded:
-        raise ValueError("a path cannot contain a null character")
-    message = ffi.new("char[]", 1024)
-    code = lib.pyggml_gguf_check(encoded, message, len(message))
-    if code:
-        raise _PATH_ERRORS.get(code, errors.ModelLoadError)(f"{name}: {text(message)}")
-    return encoded
+_MAX_INT = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +33,12 @@ class _Facts:
     n_ctx_train: int
     n_embd: int
     n_classes: int
+    n_vocab: int
+    n_swa: int
     n_layer: int
     n_params: int
     size: int
+    is_recurrent: bool
     has_encoder: bool
     has_decoder: bool
     description: str
@@ -64,9 +49,12 @@ class _Facts:
             n_ctx_train=lib.llama_model_n_ctx_train(handle),
             n_embd=lib.llama_model_n_embd_out(handle),
             n_classes=lib.llama_model_n_cls_out(handle),
+            n_vocab=lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(handle)),
+            n_swa=lib.llama_model_n_swa(handle),
             n_layer=lib.llama_model_n_layer(handle),
             n_params=lib.llama_model_n_params(handle),
             size=lib.llama_model_size(handle),
+            is_recurrent=lib.llama_model_is_recurrent(handle) or lib.llama_model_is_hybrid(handle),
             has_encoder=lib.llama_model_has_encoder(handle),
             has_decoder=lib.llama_model_has_decoder(handle),
             description=_string(partial(lib.llama_model_desc, handle)),
@@ -99,48 +87,58 @@ class Model(Resource):
         check_tensors: bool = False,
         progress: Callable[[float], bool | None] | None = None,
     ) -> None:
-        encoded = check_file(path)
-        self.path = os.path.abspath(os.fspath(path))
-        log.sync_level()
         keep: list[Any] = []  # C memory that the parameters point to
         params = ffi.new("struct llama_model_params *", lib.llama_model_default_params())
-        params.n_gpu_layers = n_gpu_layers
-        params.split_mode = _one_of("split_mode", split_mode, _SPLIT_MODES, "LLAMA_SPLIT_MODE_")
-        params.load_mode = _one_of("load_mode", load_mode, _LOAD_MODES, "LLAMA_LOAD_MODE_")
-        params.main_gpu = main_gpu
-        params.vocab_only = vocab_only
-        params.check_tensors = check_tensors
+        params.n_gpu_layers = checks.integer("n_gpu_layers", n_gpu_layers, -1, _MAX_INT)
+        params.main_gpu = checks.integer("main_gpu", main_gpu, 0, lib.llama_max_devices() - 1)
+        mode = checks.word("split_mode", split_mode, _SPLIT_MODES)
+        params.split_mode = getattr(lib, f"LLAMA_SPLIT_MODE_{mode.upper()}")
+        mode = checks.word("load_mode", load_mode, _LOAD_MODES)
+        params.load_mode = getattr(lib, f"LLAMA_LOAD_MODE_{mode.upper()}")
+        params.vocab_only = checks.flag("vocab_only", vocab_only)
+        params.check_tensors = checks.flag("check_tensors", check_tensors)
+        checks.function("progress", progress)
         if tensor_split is not None:
-            if len(tensor_split) > lib.llama_max_devices():
-                raise ValueError(
-                    f"tensor_split has {len(tensor_split)} entries, at most {lib.llama_max_devices()} are possible"
-                )
-            keep.append(ffi.new("float[]", lib.llama_max_devices()))
-            keep[-1][0 : len(tensor_split)] = list(tensor_split)
+            keep.append(_split(tensor_split))
             params.tensor_split = keep[-1]
         watcher = _Progress(progress)  # also without a callback: it is where Ctrl+C ends a load
         keep.append(ffi.new_handle(watcher))
         params.progress_callback = lib.pyggml_py_progress
         params.progress_callback_user_data = keep[-1]
-        out = ffi.new("struct llama_model **")
-        with opening(f"Model({self.path!r}), loading"):
-            if devices is not None:
-                keep.append(chosen_devices(devices))
-                params.devices = keep[-1]
-            status = lib.pyggml_model_load(encoded, params, out)
-        if watcher.error is not None:
-            raise watcher.error
-        if status == lib.PYGGML_CANCELLED:
-            raise errors.LoadCancelledError(f"{self.path}: the load was cancelled")
-        if status == lib.PYGGML_NO_MEMORY:
-            raise errors.OutOfMemoryError(f"{self.path}: {reason()}")
-        if status:
-            raise errors.ModelLoadError(f"{self.path}: {reason()}")
-        super().__init__(out[0])
-        self.device_names = None if devices is None else set(devices)
-        self._facts = _Facts.of(out[0])
-        self.vocab = Vocab(self)
+        encoded = check_file(path)
+        self.path = os.path.abspath(os.fspath(path))
+        self.device_names = None if devices is None else set(checks.items("devices", devices, "names (str)"))
+        self.vocab_only = vocab_only
         self._chat: Any = None
+        log.sync_level()
+        out = ffi.new("struct llama_model **")
+        try:
+            with opening(f"Model({self.path!r}), loading"):
+                if devices is not None:
+                    keep.append(chosen_devices(devices))
+                    params.devices = keep[-1]
+                status = lib.pyggml_model_load(encoded, params, out)
+                if status or watcher.error is not None:
+                    self._raise(status, watcher.error)
+                self._facts = _Facts.of(out[0])
+                self._adopt(out[0])
+            self.vocab = Vocab(self)
+        except BaseException:
+            if self._adopted:  # Ctrl+C may come at any line
+                self.close()
+            elif out[0]:
+                lib.llama_model_free(out[0])
+            raise
+
+    def _raise(self, status: int, error: BaseException | None) -> None:
+        if error is not None:
+            raise error
+        why = reason()
+        if status == lib.PYGGML_CANCELLED:
+            leave()
+            raise errors.LoadCancelledError(f"{self.path}: the load was cancelled")
+        kind = errors.OutOfMemoryError if status == lib.PYGGML_NO_MEMORY else errors.ModelLoadError
+        raise kind(f"{self.path}: {why}")
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.__dict__.get('path')!r})"
@@ -179,6 +177,16 @@ class Model(Resource):
         return self._known.n_classes
 
     @property
+    def n_vocab(self) -> int:
+        """How many tokens its vocabulary has."""
+        return self._known.n_vocab
+
+    @property
+    def n_swa(self) -> int:
+        """Tokens in its sliding window; 0 for a model without one."""
+        return self._known.n_swa
+
+    @property
     def n_layer(self) -> int:
         return self._known.n_layer
 
@@ -190,6 +198,11 @@ class Model(Resource):
     def size(self) -> int:
         """Bytes of all its tensors."""
         return self._known.size
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether all or a part of what it knows of a sequence is one state, which cannot go back by some tokens."""
+        return self._known.is_recurrent
 
     @property
     def has_encoder(self) -> bool:
@@ -215,6 +228,12 @@ class Model(Resource):
                 result[key] = _string(partial(lib.llama_model_meta_val_str_by_index, handle, index))
         return result
 
+    @cached_property
+    def _fingerprint(self) -> str:
+        """Tells models apart whose states do not fit each other."""
+        about = repr((self._facts, sorted(self.metadata.items()))).encode()
+        return hashlib.blake2b(about, digest_size=16).hexdigest()
+
     # -- chat template ---------------------------------------------------------------------------------------------------
 
     @property
@@ -239,65 +258,26 @@ class Model(Resource):
         `messages` and `tools` are in OpenAI's form; `template` (Jinja) replaces the model's own; `kwargs` become variables of the
         template. A model without a template gets ChatML. Raises ValueError for what the template does not take.
         """
-        try:
-            request = {"messages": list(messages), "add_generation_prompt": add_generation_prompt,
-                       "enable_thinking": enable_thinking, "kwargs": kwargs}  # fmt: skip
-            if tools:
-                request["tools"] = list(tools)
-            encoded = json.dumps(request).encode()
-        except (TypeError, ValueError) as error:
-            raise TypeError(f"messages, tools and template variables must be JSON values: {error}") from None
-        prompt = ffi.new("char **")
+        encoded = chat.request(messages, tools, add_generation_prompt, enable_thinking, kwargs)
+        if template == "":
+            raise ValueError("template is empty; None takes the model's own")
+        source = None if template is None else checks.string("template", template)
         with self._lock:
-            chat = self._chat if template is None else None
-            if chat is None:
-                out = ffi.new("struct pyggml_chat **")
-                source = ffi.NULL if template is None else template.encode()
-                if lib.pyggml_chat_new(self.handle, source, out):
-                    raise ValueError(f"the chat template is not valid: {reason()}")
-                chat = out[0]
+            handle = self.handle
+            if source is None:
+                self._chat = self._chat or chat.new(handle, None)
+                return chat.render(self._chat, encoded)
+            given = chat.new(handle, source)
             try:
-                if lib.pyggml_chat_render(chat, encoded, prompt):
-                    raise ValueError(f"the chat template cannot render these messages: {reason()}")
-                return text(prompt[0])
+                return chat.render(given, encoded)
             finally:
-                if template is None:
-                    self._chat = chat
-                else:
-                    lib.pyggml_chat_free(chat)
+                lib.pyggml_chat_free(given)
 
     def lora(self, path: str | os.PathLike[str]) -> LoraAdapter:
         """Load a LoRA adapter for this model; `Context.set_lora()` makes use of it."""
+        from .lora import LoraAdapter
+
         return LoraAdapter(self, path)
-
-
-class LoraAdapter(Resource):
-    """A LoRA adapter, loaded for one model. Closing it takes it out of the contexts that use it."""
-
-    def __init__(self, model: Model, path: str | os.PathLike[str]) -> None:
-        if not isinstance(model, Model):
-            raise TypeError(f"model must be a Model, not {type(model).__name__}")
-        self.path = os.path.abspath(os.fspath(path))
-        encoded = check_file(path)
-        out = ffi.new("struct llama_adapter_lora **")
-        handle = model.handle
-        with opening(f"LoraAdapter({self.path!r}), loading"):
-            status = lib.pyggml_lora_load(handle, encoded, out)
-        if status:
-            raise errors.ModelLoadError(f"{self.path}: {reason()}")
-        super().__init__(out[0], model)
-
-    def __repr__(self) -> str:
-        return f"LoraAdapter({self.__dict__.get('path')!r})"
-
-    def _free(self, handle: Any) -> None:
-        from .context import Context
-
-        assert self._parent is not None
-        for sibling in list(self._parent._children):
-            if isinstance(sibling, Context) and not sibling.closed:
-                sibling._forget_lora(self)
-        lib.llama_adapter_lora_free(handle)
 
 
 class _Progress:
@@ -316,14 +296,17 @@ def _keep_error(kind: Any, error: BaseException, trace: Any) -> None:
 
 @ffi.def_extern(error=False, onerror=_keep_error)  # type: ignore[untyped-decorator]
 def pyggml_py_progress(progress: float, user_data: Any) -> bool:
+    log.raise_interrupt()
     callback = ffi.from_handle(user_data).callback
     return callback is None or callback(progress) is not False
 
 
-def _one_of(name: str, value: str, names: Sequence[str], prefix: str) -> int:
-    if value not in names:
-        raise ValueError(f"{name} must be one of {', '.join(names)}, not {value!r}")
-    return int(getattr(lib, prefix + value.upper()))
+def _split(shares: Sequence[float]) -> Any:
+    most = lib.llama_max_devices()
+    values = [checks.number("tensor_split", one, 0) for one in checks.items("tensor_split", shares, "numbers")]
+    if not 0 < len(values) <= most or not any(values):
+        raise ValueError(f"tensor_split must have 1 to {most} numbers that are not all 0, not {values}")
+    return ffi.new("float[]", values + [0.0] * (most - len(values)))
 
 
 def _string(call: Callable[[Any, int], int]) -> str:

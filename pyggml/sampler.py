@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
+from . import checks
 from ._native import check, ffi, lib, reason
+from .model import Model
 from .resource import Resource
 
 if TYPE_CHECKING:
     from .context import Context
-    from .model import Model
+
+_MAX_INT = 2**31 - 1
 
 
 class Sampler(Resource):
@@ -43,79 +46,83 @@ class Sampler(Resource):
         logit_bias: Mapping[int, float] | None = None,
         seed: int | None = None,
     ) -> None:
-        from .model import Model
-
         if not isinstance(model, Model):
             raise TypeError(f"model must be a Model, not {type(model).__name__}")
-        for name, value in (("temperature", temperature), ("top_p", top_p), ("min_p", min_p), ("repeat_penalty", repeat_penalty),
-                            ("frequency_penalty", frequency_penalty), ("presence_penalty", presence_penalty)):  # fmt: skip
-            if not math.isfinite(value):
-                raise ValueError(f"{name} must be a finite number, not {value}")
-        if repeat_penalty <= 0:
-            raise ValueError(f"repeat_penalty must be above 0, not {repeat_penalty}")
-        if seed is not None and not 0 <= seed < lib.LLAMA_DEFAULT_SEED:  # which stands for a random one
-            raise ValueError(f"seed must be from 0 to {lib.LLAMA_DEFAULT_SEED - 1}, not {seed}")
-        vocab = model.vocab
-        n_vocab = len(vocab)
-        grammar_sampler = _grammar(vocab.handle, grammar, grammar_root) if grammar is not None else None
+        heat = checks.number("temperature", temperature, 0)
+        n_top = checks.integer("top_k", top_k, 0, _MAX_INT)
+        mass = checks.number("top_p", top_p, 0, 1)
+        least = checks.number("min_p", min_p, 0, 1)
+        repeat = checks.number("repeat_penalty", repeat_penalty, 1e-3)
+        frequency = checks.number("frequency_penalty", frequency_penalty)
+        presence = checks.number("presence_penalty", presence_penalty)
+        last_n = checks.integer("penalty_last_n", penalty_last_n, -1, 1 << 20)
+        if last_n < 0:
+            last_n = model.n_ctx_train
+        # the highest one stands for a random one
+        start = lib.LLAMA_DEFAULT_SEED if seed is None else checks.integer("seed", seed, 0, lib.LLAMA_DEFAULT_SEED - 1)
+        biases = _biases(logit_bias, model.n_vocab)
         chain = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
 
         def add(sampler: Any) -> None:
             lib.llama_sampler_chain_add(chain, sampler)
 
         try:
-            if logit_bias:
-                wrong = [token for token in logit_bias if not 0 <= token < n_vocab]
-                if wrong:
-                    raise ValueError(
-                        f"logit_bias names tokens that do not exist: {wrong[:5]} (the vocabulary has {n_vocab})"
-                    )
-                entries = ffi.new("llama_logit_bias[]", [(token, bias) for token, bias in logit_bias.items()])
-                add(lib.llama_sampler_init_logit_bias(n_vocab, len(entries), entries))
-        except BaseException:
-            lib.llama_sampler_free(chain)
-            if grammar_sampler is not None:
-                lib.llama_sampler_free(grammar_sampler)
-            raise
-        if grammar_sampler is not None:
-            add(grammar_sampler)
-        if repeat_penalty != 1 or frequency_penalty or presence_penalty:
-            add(
-                lib.llama_sampler_init_penalties(
-                    n_vocab, penalty_last_n, repeat_penalty, frequency_penalty, presence_penalty
+            if biases:
+                add(
+                    lib.llama_sampler_init_logit_bias(model.n_vocab, len(biases), ffi.new("llama_logit_bias[]", biases))
                 )
-            )
-        if temperature <= 0:
-            add(lib.llama_sampler_init_greedy())
-        else:
-            if top_k > 0:
-                add(lib.llama_sampler_init_top_k(top_k))
-            if top_p < 1:
-                add(lib.llama_sampler_init_top_p(max(top_p, 0.0), 1))
-            if min_p > 0:
-                add(lib.llama_sampler_init_min_p(min(min_p, 1.0), 1))
-            add(lib.llama_sampler_init_temp(temperature))
-            add(lib.llama_sampler_init_dist(lib.LLAMA_DEFAULT_SEED if seed is None else seed))
-        super().__init__(chain, model)
+            if grammar is not None:
+                add(_grammar(model, grammar, grammar_root))
+            if last_n and (repeat != 1 or frequency or presence):
+                add(lib.llama_sampler_init_penalties(model.n_vocab, last_n, repeat, frequency, presence))
+            if heat == 0:
+                add(lib.llama_sampler_init_greedy())
+            else:
+                if n_top > 0:
+                    add(lib.llama_sampler_init_top_k(n_top))
+                if mass < 1:
+                    add(lib.llama_sampler_init_top_p(mass, 1))
+                if least > 0:
+                    add(lib.llama_sampler_init_min_p(least, 1))
+                add(lib.llama_sampler_init_temp(heat))
+                add(lib.llama_sampler_init_dist(start))
+            with model._lock:
+                model.handle  # noqa: B018  (closed meanwhile?)
+                self._adopt(chain, model)
+        except BaseException:
+            if not self._adopted:  # Ctrl+C may come at any line
+                lib.llama_sampler_free(chain)
+            raise
 
     def __repr__(self) -> str:
-        return "Sampler()" if self.closed else f"Sampler(seed={lib.llama_sampler_get_seed(self.handle)})"
+        return f"Sampler for {self.__dict__.get('_parent')!r}"
 
     def _free(self, handle: Any) -> None:
         lib.llama_sampler_free(handle)
 
-    def sample(self, context: Context, index: int = -1) -> int:
+    def sample(self, context: Context, index: SupportsIndex = -1) -> int:
         """Choose a token from output `index` of the last decode (-1: the last) and remember it."""
+        from .context import Context
+
+        if not isinstance(context, Context):
+            raise TypeError(f"context must be a Context, not {type(context).__name__}")
         with self._lock, context._lock:
-            context._check_output(index)
+            sampler, handle = self.handle, context.handle
+            if context.model is not self._parent:
+                raise ValueError("this sampler was made for another model than the context's")
+            output = context._output(index)
             token = ffi.new("llama_token *")
-            check(lib.pyggml_sample(self.handle, context.handle, index, token), "no token can be sampled")
+            check(lib.pyggml_sample(sampler, handle, output, token), "no token can be sampled")
             return int(token[0])
 
-    def accept(self, token: int) -> None:
+    def accept(self, token: SupportsIndex) -> None:
         """Remember a token that was not sampled here, for penalties and grammar."""
+        assert isinstance(self._parent, Model)
         with self._lock:
-            check(lib.pyggml_accept(self.handle, token), f"the sampler does not take token {token}")
+            handle = self.handle
+            known = checks.integer("token", token, 0, self._parent.n_vocab - 1)
+            if lib.pyggml_accept(handle, known):
+                raise ValueError(f"the sampler does not take token {known}: {reason()}")
 
     def reset(self) -> None:
         """Forget what was seen."""
@@ -123,10 +130,24 @@ class Sampler(Resource):
             lib.llama_sampler_reset(self.handle)
 
 
-def _grammar(vocab: Any, grammar: str, root: str) -> Any:
+def _grammar(model: Model, grammar: str, root: str) -> Any:
+    source, start = checks.string("grammar", grammar), checks.string("grammar_root", root)
     out = ffi.new("struct llama_sampler **")
-    if "\0" in grammar or "\0" in root:
-        raise ValueError("a grammar cannot contain a null character")
-    if lib.pyggml_grammar_new(vocab, grammar.encode(), root.encode(), out):
-        raise ValueError(f"grammar: {reason()}")
+    with model._lock:
+        if lib.pyggml_grammar_new(model.vocab.handle, source, start, out):
+            raise ValueError(f"grammar: {reason()}")
     return out[0]
+
+
+def _biases(biases: Mapping[int, float] | None, n_vocab: int) -> list[tuple[int, float]]:
+    if biases is None:
+        return []
+    if not isinstance(biases, Mapping):
+        raise TypeError(f"logit_bias must map tokens to numbers, not be a {type(biases).__name__}")
+    return [
+        (
+            checks.integer("logit_bias: a token", token, 0, n_vocab - 1),
+            bias if bias == -math.inf else checks.number("logit_bias: a bias", bias),
+        )
+        for token, bias in biases.items()
+    ]

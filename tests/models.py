@@ -20,7 +20,7 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-VERSION = 1  # to be raised whenever the content of any file changes
+VERSION = 2  # to be raised whenever the content of any file changes
 
 Array = NDArray[np.float32]
 Add = Callable[..., None]
@@ -385,17 +385,16 @@ def rerank(directory: Path, **options: Any) -> Path:
 
 
 def mmproj(directory: Path, *, n_embd: int = 64, n_vision: int = 64, n_layer: int = 1, seed: int = 0) -> Path:
-    """A vision projector for a text model with `n_embd` (SmolVLM's kind): an image of 64x64 pixels becomes 4 embeddings."""
+    """A vision projector for a text model with `n_embd` (Janus-Pro's kind, without tokens of its own): 16 embeddings an image."""
     options = {key: value for key, value in locals().items() if key != "directory"}
-    size, patch, merge = 64, 16, 2
+    size, patch = 64, 16
 
     def fill(writer: gguf.GGUFWriter, add: Add, random: Callable[..., Array]) -> None:
         writer.add_type(gguf.GGUFType.MMPROJ)
         writer.add_clip_has_vision_encoder(True)
-        writer.add_clip_projector_type("idefics3")
+        writer.add_clip_projector_type("janus_pro")
         writer.add_vision_projection_dim(n_embd)
         writer.add_vision_image_size(size)
-        writer.add_vision_preproc_image_size(size)
         writer.add_vision_patch_size(patch)
         writer.add_vision_embedding_length(n_vision)
         writer.add_vision_feed_forward_length(2 * n_vision)
@@ -405,7 +404,6 @@ def mmproj(directory: Path, *, n_embd: int = 64, n_vision: int = 64, n_layer: in
         writer.add_vision_image_mean([0.5, 0.5, 0.5])
         writer.add_vision_image_std([0.5, 0.5, 0.5])
         writer.add_vision_use_gelu(True)
-        writer.add_vision_projector_scale_factor(merge)
         ones, zeros = np.ones(n_vision, np.float32), np.zeros(n_vision, np.float32)
         patches = random(n_vision, 3 * patch * patch).reshape(n_vision, 3, patch, patch)
         add("v.patch_embd.weight", patches)
@@ -424,6 +422,9 @@ def mmproj(directory: Path, *, n_embd: int = 64, n_vision: int = 64, n_layer: in
             add(f"v.blk.{i}.ffn_down.bias", zeros)
         add("v.post_ln.weight", ones)
         add("v.post_ln.bias", zeros)
-        add("mm.model.fc.weight", random(n_embd, merge * merge * n_vision))
+        add("mm.0.weight", random(n_embd, n_vision))
+        add("mm.0.bias", np.zeros(n_embd, np.float32))
+        add("mm.1.weight", random(n_embd, n_embd))
+        add("mm.1.bias", np.zeros(n_embd, np.float32))
 
     return _build(directory, "clip", options, fill)

@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from conftest import TestBackend
+from support import TestBackend
 
 import pyggml
 from pyggml import BackendInUseError, Verdict, ffi, lib

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import UPSTREAM
+from support import UPSTREAM
 
 import pyggml
 from pyggml import ffi, lib

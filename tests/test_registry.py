@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from conftest import LIB, ROOT, UPSTREAM, TestBackend, run_python
+from support import LIB, ROOT, UPSTREAM, TestBackend, run_python
 
 import pyggml
 from pyggml import ffi, lib

@@ -1,5 +1,6 @@
-// A backend for the tests: two devices that are "GPUs" of host memory and let the CPU compute, count every object, and misbehave on
-// demand. It loads through the real ggml_backend_load(). Its controls are reached through ggml_backend_reg_get_proc_address().
+// A backend for the tests: two devices that are "GPUs" of host memory and let the CPU compute, count every object, and
+// misbehave on demand. It loads through the real ggml_backend_load(). Its controls are reached through
+// ggml_backend_reg_get_proc_address().
 
 #include "ggml-backend-impl.h"
 #include "ggml-backend-lifecycle.h"
@@ -43,7 +44,9 @@ struct device_context {
 };
 device_context contexts[DEVICES];
 
-device_context *of(ggml_backend_dev_t device) { return static_cast<device_context *>(device->context); }
+device_context *of(ggml_backend_dev_t device) {
+    return static_cast<device_context *>(device->context);
+}
 
 // -- buffers: those of the CPU, counted
 
@@ -123,7 +126,9 @@ ggml_backend_t init_backend(ggml_backend_dev_t handle, const char *) {
     state.active[device->index] = 1;
     static const ggml_backend_i interface = [] {
         ggml_backend_i i{};
-        i.get_name = [](ggml_backend_t backend) -> const char * { return ((backend_context *)backend->context)->device->name; };
+        i.get_name = [](ggml_backend_t backend) -> const char * {
+            return ((backend_context *)backend->context)->device->name;
+        };
         i.free = [](ggml_backend_t backend) {
             auto *context = (backend_context *)backend->context;
             ggml_backend_free(context->cpu);
@@ -163,8 +168,12 @@ bool release(ggml_backend_reg_t, int device) {
 
 bool device_state(ggml_backend_reg_t, int device, ggml_backend_device_state *out) {
     std::lock_guard<std::mutex> guard(mutex);
-    *out = {state.generation[device], state.backends[device] + state.buffers[device], state.bytes[device], state.active[device],
-            state.foreign, 0};
+    *out = {state.generation[device],
+            state.backends[device] + state.buffers[device],
+            state.bytes[device],
+            state.active[device],
+            state.foreign,
+            0};
     return true;
 }
 
@@ -233,7 +242,9 @@ ggml_backend_reg_t test_reg() {
     return &reg;
 }
 
-int score() { return state.fail_score ? 0 : 1; }
+int score() {
+    return state.fail_score ? 0 : 1;
+}
 
 } // namespace
 

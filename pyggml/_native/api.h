@@ -12,5 +12,6 @@
 #include "mtmd-helper.h"
 #include "mtmd.h"
 
+#include "engine.h"
 #include "ggml-backend-lifecycle.h"
 #include "pyggml.h"

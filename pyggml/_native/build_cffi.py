@@ -24,6 +24,7 @@ CALLBACKS = """
 extern "Python" void pyggml_py_log(int level, char *text);
 extern "Python" bool pyggml_py_progress(float progress, void *user_data);
 extern "Python" bool pyggml_py_interrupt(void *user_data);
+extern "Python" int pyggml_py_engine(void *data, int moment, int mode);
 """
 
 # Functions of ggml-cpu.h are in a backend that is loaded at run time; they are reached through ggml_backend_reg_get_proc_address().

@@ -7,6 +7,7 @@
 #include <memory>
 #include <new>
 #include <optional>
+#include <unordered_set>
 
 // The loader reports most of what is wrong with a file by exceptions. The rules below are about the rest: values with
 // which it, or the first computation, divides by zero, leaves an array, loops, asserts in a worker thread (where
@@ -75,7 +76,7 @@ class checker {
             value->count <= max_layers) {
             files_[0]->seek(value->offset);
             for (uint64_t i = 0; i < value->count; i++) {
-                result.push_back(files_[0]->read<uint32_t>("elements of an array"));
+                result.push_back(files_[0]->read<uint32_t>("an array"));
             }
         }
         return result;
@@ -92,6 +93,18 @@ class checker {
         if (value && (*value < low || *value > high)) {
             bad(prefix_ + key, "is " + number(*value) + ", not from " + number(low) + " to " + number(high));
         }
+    }
+
+    // Architectures whose first layer may have no attention; the others divide by its number of heads.
+    bool without_heads() const {
+        for (const char *arch :
+             {"mamba", "rwkv", "jamba", "plamo2", "nemotron_h", "granitehybrid", "falcon-h1", "lfm2", "kimi",
+              "bailingmoe3", "glm5-next", "qwen3next", "qwen35", "qwen4exp", "minimax-01", "deci", "wavtokenizer"}) {
+            if (arch_.find(arch) != std::string::npos) {
+                return true;
+            }
+        }
+        return false;
     }
 
     std::vector<std::unique_ptr<gguf_file>> files_;
@@ -167,19 +180,19 @@ void checker::check_tensors() {
             for (const int64_t n : tensor.ne) {
                 largest_ = std::max(largest_, static_cast<uint64_t>(n));
             }
-            const uint32_t type = tensor.type;
+            const uint32_t t = tensor.type;
             const bool table = name == "d2t" || contains("tid2eid"); // of numbers of tokens or experts
-            const bool weight = ends_with(name, ".weight") || ends_with(name, ".lora_a") ||
-                                ends_with(name, ".lora_b") || contains("patch_embd");
+            const bool lora = ends_with(name, ".lora_a") || ends_with(name, ".lora_b");
+            const bool weight = lora || ends_with(name, ".weight") || contains("patch_embd");
             const bool vector = tensor.ne[1] == 1 && tensor.ne[2] == 1 && tensor.ne[3] == 1;
-            const bool row =
-                (type == f16 || type == bf16) && (contains("cls") || contains("shexp")); // a matrix of one row
+            // a matrix of one row
+            const bool row = lora || ((t == f16 || t == bf16) && (contains("cls") || contains("shexp")));
             const bool single = !weight || (vector && !row) || ends_with(name, "_norm.weight") ||
                                 contains("ssm_conv1d") || contains("shortconv.conv") || contains("token_types");
-            if (type == q8_1 || type == q8_k || type == i8 || type == i16 || type == f64 ||
-                (type == i32 || type == i64) != table || (single && !table && type != f32)) {
+            if (t == q8_1 || t == q8_k || t == i8 || t == i16 || t == f64 || (t == i32 || t == i64) != table ||
+                (single && !table && t != f32) || (contains("norm") && t != f32 && t != f16 && t != bf16)) {
                 refuse(PYGGML_GGUF_INVALID,
-                       "tensor " + quoted(name) + " has type " + number(type) + ", which cannot be used for it");
+                       "tensor " + quoted(name) + " has type " + number(t) + ", which cannot be used for it");
             }
         }
     }
@@ -210,11 +223,18 @@ void checker::check_model() const {
     const uint64_t layers = scalar("block_count").value_or(max_layers);
     range("nextn_predict_layers", 0, layers);
     range("n_deepstack_layers", 0, layers);
+    range("hyper_connection.sinkhorn_iterations", 0, 1000); // each adds to the graph
     // Divisors. Other architectures' files have a zero there, which they do not use.
     for (const char *arch : {"mamba2", "falcon-h1", "granitehybrid", "nemotron_h", "nemotron_h_moe", "qwen3next",
                              "qwen35", "qwen35moe", "qwen4exp"}) {
         if (arch_ == arch) {
             range("ssm.group_count", 1, max_int);
+        }
+    }
+    if (arch_ == "afmoe") { // its graph casts the cache to one with a window
+        range("attention.sliding_window", 1, max_int);
+        if (!scalar("attention.sliding_window")) {
+            bad(prefix_ + "attention.sliding_window", "is missing");
         }
     }
     if (arch_ == "deepseek4") {
@@ -250,9 +270,18 @@ void checker::check_attention() const {
         bad(prefix_ + "attention.head_count_kv",
             "is " + number(*heads_kv) + " and does not divide the " + number(*heads) + " heads");
     }
-    const uint64_t first = heads                                     ? *heads
-                           : numbers("attention.head_count").empty() ? 0
-                                                                     : numbers("attention.head_count")[0];
+    const std::vector<uint64_t> each = numbers("attention.head_count"); // of each layer; some may have none
+    const uint64_t most = heads ? *heads : each.empty() ? 0 : *std::max_element(each.begin(), each.end());
+    for (const uint64_t kv : numbers("attention.head_count_kv")) {
+        if (kv > most) {
+            bad(prefix_ + "attention.head_count_kv",
+                "contains " + number(kv) + ", but there are " + number(most) + " heads");
+        }
+    }
+    const uint64_t first = each.empty() ? heads.value_or(0) : each[0];
+    if (first == 0 && !without_heads()) {
+        bad(prefix_ + "attention.head_count", "is missing or zero");
+    }
     if (first > 0) {
         uint64_t head = embd / first;
         for (const char *key : {"key_length", "key_length_mla", "key_length_swa", "key_length_mla_swa"}) {
@@ -339,18 +368,30 @@ void checker::check_vocabulary() const {
     check_tokens(*tokens);
 }
 
-// The loader asserts that no token occurs twice.
+// The loader asserts that no token occurs twice. (Empty ones get names of their own there.) Hashes take a tenth of the
+// room of the strings, so these are only compared where the hashes are equal.
 void checker::check_tokens(const gguf_value &tokens) const {
     gguf_file &source = *files_[0];
-    std::vector<uint64_t> hashes; // sorted, these take a tenth of what a set of strings would
-    hashes.reserve(static_cast<size_t>(tokens.count));
+    std::vector<uint64_t> hashes(static_cast<size_t>(tokens.count));
     source.seek(tokens.offset);
-    for (uint64_t i = 0; i < tokens.count; i++) {
-        hashes.push_back(source.hash_string());
+    for (uint64_t &hash : hashes) {
+        hash = source.hash_string();
     }
-    std::sort(hashes.begin(), hashes.end());
-    if (std::adjacent_find(hashes.begin(), hashes.end()) != hashes.end()) {
-        bad("tokenizer.ggml.tokens", "contains a token twice");
+    std::vector<uint64_t> sorted = hashes;
+    std::sort(sorted.begin(), sorted.end());
+    sorted.erase(sorted.begin(), std::upper_bound(sorted.begin(), sorted.end(), 0u));
+    const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
+    if (twice == sorted.end()) {
+        return;
+    }
+    std::unordered_set<std::string> seen;
+    source.seek(tokens.offset);
+    for (const uint64_t hash : hashes) {
+        uint64_t length = 0;
+        const std::string token = source.read_string(max_key, "a token", &length);
+        if (std::binary_search(twice, sorted.end(), hash) && length > 0 && !seen.insert(token).second) {
+            bad("tokenizer.ggml.tokens", "contains " + quoted(token) + " twice");
+        }
     }
 }
 

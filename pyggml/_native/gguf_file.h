@@ -21,7 +21,7 @@ namespace pyggml {
 
 struct gguf_error : std::runtime_error {
     int reason;
-    gguf_error(int reason, const std::string &message) : std::runtime_error(message), reason(reason) {}
+    gguf_error(int why, const std::string &message) : std::runtime_error(message), reason(why) {}
 };
 
 enum class gguf_type : uint32_t { u8, i8, u16, i16, u32, i32, f32, boolean, string, array, u64, i64, f64 };
@@ -142,16 +142,17 @@ class gguf_file {
     void seek(uint64_t offset);
     template <typename T> T read(const char *what) {
         T value;
-        bytes(&value, sizeof(value), what);
+        std::memcpy(&value, view(sizeof(value), what), sizeof(value));
         return value;
     }
     // The string at the current position, at most `keep` bytes of it.
-    std::string read_string(uint64_t keep, const std::string &what, uint64_t *length = nullptr);
-    // A hash of the string at the current position; equal strings have equal hashes.
+    std::string read_string(uint64_t keep, const std::string &what, uint64_t *length);
+    // A hash of the string at the current position, 0 if it is empty; equal strings have equal hashes.
     uint64_t hash_string();
 
   private:
-    void bytes(void *to, size_t size, const char *what);
+    // The next `size` bytes, at most window_size; valid until the next call.
+    const char *view(size_t size, const char *what);
     void skip(uint64_t size, const std::string &what);
     uint64_t left() const { return size_ - position_; }
     void read_value(const std::string &key);
@@ -189,10 +190,11 @@ inline gguf_file::gguf_file(const std::filesystem::path &path) {
     }
     errno = 0;
     stream_.open(path, std::ios::binary);
+    if (!stream_ && (errno == EACCES || errno == EPERM)) {
+        refuse(PYGGML_GGUF_PERMISSION, "permission denied");
+    }
     if (!stream_) {
-        const int code = errno;
-        refuse(code == EACCES || code == EPERM ? PYGGML_GGUF_PERMISSION : PYGGML_GGUF_UNREADABLE,
-               code ? std::generic_category().message(code) : "cannot be opened");
+        refuse(PYGGML_GGUF_UNREADABLE, errno ? std::generic_category().message(errno) : "cannot be opened");
     }
     size_ = std::filesystem::file_size(path, error);
     if (error) {
@@ -201,20 +203,18 @@ inline gguf_file::gguf_file(const std::filesystem::path &path) {
     if (size_ == 0) {
         refuse(PYGGML_GGUF_NOT_GGUF, "the file is empty");
     }
-    char magic[4] = {};
-    bytes(magic, std::min<uint64_t>(size_, sizeof(magic)), "magic");
-    if (std::memcmp(magic, "GGUF", sizeof(magic)) != 0) {
+    if (size_ < 4 || std::memcmp(view(4, "the magic"), "GGUF", 4) != 0) {
         refuse(PYGGML_GGUF_NOT_GGUF, "not a GGUF file: it does not begin with 'GGUF'");
     }
-    const auto version = read<uint32_t>("version");
+    const auto version = read<uint32_t>("the version");
     if (version != 0 && (version & 0xffff) == 0) {
         refuse(PYGGML_GGUF_UNSUPPORTED, "the file has the other byte order");
     }
     if (version != 2 && version != 3) {
         refuse(PYGGML_GGUF_UNSUPPORTED, "GGUF version " + number(version) + " is not supported");
     }
-    const auto n_tensors = read<uint64_t>("number of tensors");
-    const auto n_keys = read<uint64_t>("number of keys");
+    const auto n_tensors = read<uint64_t>("the number of tensors");
+    const auto n_keys = read<uint64_t>("the number of keys");
     if (n_tensors > max_tensors || n_tensors > left() / 24) { // the smallest tensor info has 24 bytes
         refuse(PYGGML_GGUF_MALFORMED, "absurd number of tensors: " + number(n_tensors));
     }
@@ -241,29 +241,21 @@ inline void gguf_file::seek(uint64_t offset) {
     position_ = std::min(offset, size_);
 }
 
-inline void gguf_file::bytes(void *to, size_t size, const char *what) {
+inline const char *gguf_file::view(size_t size, const char *what) {
     if (size > left()) {
-        refuse(PYGGML_GGUF_TRUNCATED,
-               std::string("the file ends within the ") + what + " (at byte " + number(size_) + ")");
+        refuse(PYGGML_GGUF_TRUNCATED, std::string("the file ends within ") + what + ", at byte " + number(size_));
     }
-    auto *out = static_cast<char *>(to);
-    while (size > 0) {
-        if (position_ < window_ || position_ >= window_ + buffer_.size()) {
-            window_ = position_;
-            buffer_.resize(static_cast<size_t>(std::min<uint64_t>(window_size, left())));
-            stream_.seekg(static_cast<std::streamoff>(window_));
-            stream_.read(buffer_.data(), static_cast<std::streamsize>(buffer_.size()));
-            if (!stream_) {
-                refuse(PYGGML_GGUF_UNREADABLE, "reading fails at byte " + number(window_));
-            }
+    if (position_ < window_ || position_ + size > window_ + buffer_.size()) {
+        window_ = position_;
+        buffer_.resize(static_cast<size_t>(std::min<uint64_t>(window_size, left())));
+        stream_.seekg(static_cast<std::streamoff>(window_));
+        stream_.read(buffer_.data(), static_cast<std::streamsize>(buffer_.size()));
+        if (!stream_) {
+            refuse(PYGGML_GGUF_UNREADABLE, "reading fails at byte " + number(window_));
         }
-        const size_t begin = static_cast<size_t>(position_ - window_);
-        const size_t step = std::min(size, buffer_.size() - begin);
-        std::memcpy(out, buffer_.data() + begin, step);
-        out += step;
-        position_ += step;
-        size -= step;
     }
+    position_ += size;
+    return buffer_.data() + (position_ - size - window_);
 }
 
 inline void gguf_file::skip(uint64_t size, const std::string &what) {
@@ -275,34 +267,27 @@ inline void gguf_file::skip(uint64_t size, const std::string &what) {
 }
 
 inline std::string gguf_file::read_string(uint64_t keep, const std::string &what, uint64_t *length) {
-    const auto size = read<uint64_t>("length of a string");
+    *length = read<uint64_t>("the length of a string");
     const uint64_t begin = position_;
-    skip(size, what);
-    if (length) {
-        *length = size;
-    }
-    std::string text(static_cast<size_t>(std::min(size, keep)), '\0');
+    skip(*length, what);
+    const uint64_t end = position_;
+    const auto kept = static_cast<size_t>(std::min(*length, keep));
     position_ = begin;
-    bytes(text.data(), text.size(), "text of a string");
-    position_ = begin + size;
+    const std::string text(view(kept, "a string"), kept);
+    position_ = end;
     return text;
 }
 
 inline uint64_t gguf_file::hash_string() {
-    uint64_t left_of_it = read<uint64_t>("length of a string");
-    if (left_of_it > left()) {
-        refuse(PYGGML_GGUF_TRUNCATED, "a string reaches past the end of the file");
-    }
-    uint64_t hash = 0xcbf29ce484222325u ^ left_of_it; // FNV-1a over words, with a final mix
-    char word[8];
-    while (left_of_it > 0) {
-        const auto step = static_cast<size_t>(std::min<uint64_t>(left_of_it, sizeof(word)));
-        uint64_t bits = 0;
-        bytes(word, step, "text of a string");
-        std::memcpy(&bits, word, step);
-        hash = (hash ^ bits) * 0x9e3779b97f4a7c15u;
+    uint64_t rest = read<uint64_t>("the length of a string");
+    uint64_t hash = rest * 0xbf58476d1ce4e5b9u;
+    while (rest > 0) {
+        const auto step = static_cast<size_t>(std::min<uint64_t>(rest, sizeof(uint64_t)));
+        uint64_t word = 0;
+        std::memcpy(&word, view(step, "a string"), step);
+        hash = (hash ^ word) * 0x9e3779b97f4a7c15u;
         hash ^= hash >> 32;
-        left_of_it -= step;
+        rest -= step;
     }
     return hash;
 }
@@ -310,11 +295,11 @@ inline uint64_t gguf_file::hash_string() {
 inline void gguf_file::read_value(const std::string &key) {
     const std::string what = "the value of " + quoted(key);
     gguf_value value{};
-    value.type = static_cast<gguf_type>(read<uint32_t>("type of a metadata value"));
+    value.type = static_cast<gguf_type>(read<uint32_t>("the type of a value"));
     value.offset = position_;
     if (value.type == gguf_type::array) {
-        value.element = static_cast<gguf_type>(read<uint32_t>("element type of an array"));
-        value.count = read<uint64_t>("length of an array");
+        value.element = static_cast<gguf_type>(read<uint32_t>("the type of an array"));
+        value.count = read<uint64_t>("the length of an array");
         value.offset = position_;
         const uint64_t size = type_size(value.element);
         const bool strings = value.element == gguf_type::string;
@@ -337,7 +322,7 @@ inline void gguf_file::read_value(const std::string &key) {
         value.text = read_string(kept_text, what, &value.count);
         value.offset = position_ - value.count;
     } else if (const uint64_t size = type_size(value.type)) {
-        bytes(&value.bits, static_cast<size_t>(size), "value of a metadata key");
+        std::memcpy(&value.bits, view(static_cast<size_t>(size), "a metadata value"), static_cast<size_t>(size));
     } else {
         refuse(PYGGML_GGUF_MALFORMED, what + " has an unknown type: " + number(static_cast<uint32_t>(value.type)));
     }
@@ -353,15 +338,15 @@ inline void gguf_file::read_tensor(uint64_t index) {
         refuse(PYGGML_GGUF_MALFORMED, "tensor " + number(index) + " has a name of " + number(length) + " bytes");
     }
     gguf_tensor tensor{0, {1, 1, 1, 1}, 0};
-    const auto n_dims = read<uint32_t>("tensor infos");
+    const auto n_dims = read<uint32_t>("the tensor infos");
     if (n_dims > 4) {
         refuse(PYGGML_GGUF_MALFORMED, "tensor " + quoted(name) + " has " + number(n_dims) + " dimensions");
     }
     for (uint32_t i = 0; i < n_dims; i++) {
-        tensor.ne[i] = read<int64_t>("tensor infos");
+        tensor.ne[i] = read<int64_t>("the tensor infos");
     }
-    tensor.type = read<uint32_t>("tensor infos");
-    tensor.offset = read<uint64_t>("tensor infos");
+    tensor.type = read<uint32_t>("the tensor infos");
+    tensor.offset = read<uint64_t>("the tensor infos");
     if (!tensors_.emplace(name, tensor).second) {
         refuse(PYGGML_GGUF_MALFORMED, "tensor " + quoted(name) + " occurs twice");
     }

@@ -10,7 +10,7 @@ namespace {
 
 bool interrupted(void *data) {
     auto *interrupt = static_cast<pyggml_interrupt *>(data);
-    if (__atomic_load_n(&interrupt->requested, __ATOMIC_RELAXED)) {
+    if (__atomic_load_n(&interrupt->requested, __ATOMIC_RELAXED) || stopped()) {
         return true;
     }
     const int64_t now = ggml_time_us();
@@ -32,7 +32,7 @@ enum pyggml_status decoded(int32_t result) {
     case -2:
         return fail(PYGGML_NO_MEMORY, "no memory for the computation");
     case -1:
-        return fail(PYGGML_FAILED, "the batch is not valid");
+        return fail(PYGGML_INVALID, "its positions or sequences do not fit what is in the context");
     default:
         return fail(PYGGML_FAILED, "the computation failed with code " + std::to_string(result));
     }
@@ -55,9 +55,12 @@ size_t pyggml_backends_load(void) {
     return ggml_backend_reg_count();
 }
 
-int pyggml_default_threads(void) { return common_cpu_get_num_math(); }
+int pyggml_default_threads(void) {
+    return common_cpu_get_num_math();
+}
 
-enum pyggml_status pyggml_model_load(const char *path, const struct llama_model_params *params, struct llama_model **model) {
+enum pyggml_status pyggml_model_load(const char *path, const struct llama_model_params *params,
+                                     struct llama_model **model) {
     return guard([&] {
         // held from here on, so that the backends are still there when the model wants them
         ggml_backend_lifecycle_shared lifecycle;
@@ -74,7 +77,8 @@ enum pyggml_status pyggml_model_load(const char *path, const struct llama_model_
             adjusted.progress_callback_user_data = &progress;
             adjusted.progress_callback = [](float done, void *data) {
                 auto *self = static_cast<progress_t *>(data);
-                const bool go_on = self->params->progress_callback(done, self->params->progress_callback_user_data);
+                const bool go_on =
+                    !stopped() && self->params->progress_callback(done, self->params->progress_callback_user_data);
                 *self->cancelled = *self->cancelled || !go_on;
                 return go_on;
             };
@@ -92,6 +96,15 @@ enum pyggml_status pyggml_lora_load(struct llama_model *model, const char *path,
         ggml_backend_lifecycle_shared lifecycle;
         *adapter = llama_adapter_lora_init(model, path);
         return *adapter ? PYGGML_OK : fail(PYGGML_FAILED, "llama.cpp could not load it");
+    });
+}
+
+enum pyggml_status pyggml_lora_set(struct llama_context *context, struct llama_adapter_lora **adapters, size_t count,
+                                   float *scales) {
+    return guard([&] {
+        return llama_set_adapters_lora(context, adapters, count, scales)
+                   ? fail(PYGGML_FAILED, "the adapters do not fit")
+                   : PYGGML_OK;
     });
 }
 
@@ -126,7 +139,8 @@ enum pyggml_status pyggml_encode(struct llama_context *context, const struct lla
     });
 }
 
-enum pyggml_status pyggml_sample(struct llama_sampler *sampler, struct llama_context *context, int32_t index, llama_token *token) {
+enum pyggml_status pyggml_sample(struct llama_sampler *sampler, struct llama_context *context, int32_t index,
+                                 llama_token *token) {
     return guard([&] {
         *token = llama_sampler_sample(sampler, context, index);
         return PYGGML_OK;
@@ -140,16 +154,9 @@ enum pyggml_status pyggml_accept(struct llama_sampler *sampler, llama_token toke
     });
 }
 
-enum pyggml_status pyggml_grammar_new(const struct llama_vocab *vocab, const char *grammar, const char *root,
-                                      struct llama_sampler **sampler) {
-    return guard([&] {
-        *sampler = llama_sampler_init_grammar(vocab, grammar, root);
-        return *sampler ? PYGGML_OK : fail(PYGGML_FAILED, "the grammar is not valid");
-    });
-}
-
-enum pyggml_status pyggml_tokenize(const struct llama_vocab *vocab, const char *text, int32_t length, llama_token *tokens,
-                                   int32_t capacity, bool add_special, bool parse_special, int32_t *count) {
+enum pyggml_status pyggml_tokenize(const struct llama_vocab *vocab, const char *text, int32_t length,
+                                   llama_token *tokens, int32_t capacity, bool add_special, bool parse_special,
+                                   int32_t *count) {
     return guard([&] {
         const int32_t result = llama_tokenize(vocab, text, length, tokens, capacity, add_special, parse_special);
         *count = result < 0 ? -result : result;
@@ -170,23 +177,26 @@ template <typename Call> static size_t sized(Call call) {
 }
 
 size_t pyggml_state_size(struct llama_context *context, llama_seq_id seq_id) {
-    return sized([&] { return seq_id < 0 ? llama_state_get_size(context) : llama_state_seq_get_size(context, seq_id); });
+    return sized(
+        [&] { return seq_id < 0 ? llama_state_get_size(context) : llama_state_seq_get_size(context, seq_id); });
 }
 
 size_t pyggml_state_get(struct llama_context *context, uint8_t *data, size_t size, llama_seq_id seq_id) {
     return sized([&] {
-        return seq_id < 0 ? llama_state_get_data(context, data, size) : llama_state_seq_get_data(context, data, size, seq_id);
+        return seq_id < 0 ? llama_state_get_data(context, data, size)
+                          : llama_state_seq_get_data(context, data, size, seq_id);
     });
 }
 
 size_t pyggml_state_set(struct llama_context *context, const uint8_t *data, size_t size, llama_seq_id seq_id) {
     return sized([&] {
-        return seq_id < 0 ? llama_state_set_data(context, data, size) : llama_state_seq_set_data(context, data, size, seq_id);
+        return seq_id < 0 ? llama_state_set_data(context, data, size)
+                          : llama_state_seq_set_data(context, data, size, seq_id);
     });
 }
 
-enum pyggml_status pyggml_mtmd_memory_usage(const char *path, const struct mtmd_context_params *params, const ggml_backend_dev_t *devices,
-                                            size_t *sizes, size_t count) {
+enum pyggml_status pyggml_mtmd_memory_usage(const char *path, const struct mtmd_context_params *params,
+                                            const ggml_backend_dev_t *devices, size_t *sizes, size_t count) {
     return guard([&] {
         const auto usage = mtmd_get_memory_usage(path, *params);
         for (size_t i = 0; i < count; i++) {

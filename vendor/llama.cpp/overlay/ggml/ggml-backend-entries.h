@@ -16,7 +16,8 @@ struct ggml_backend_reg_entry {
     size_t order;                            // of registration, so that a backend that comes back takes its old place
 };
 
-// The lists of the registry. An entry is in `backends` or in `unloaded`, so whoever counts and gets sees only loaded ones.
+// The lists of the registry. An entry is in `backends` or in `unloaded`, so whoever counts and gets sees only loaded
+// ones.
 struct ggml_backend_entries {
     std::recursive_mutex mutex;
     std::vector<ggml_backend_reg_entry> backends;
@@ -28,8 +29,8 @@ struct ggml_backend_entries {
     ggml_backend_reg_t revive(ggml_backend_reg_t reg);
     ggml_backend_reg_t revive(const dl_handle *handle);
     void revive_all();
-    // Calls the free() hook, then takes the entry out of sight. Never closes the library: nvcc and g++ emit unique symbols
-    // that keep it mapped anyway, and the CUDA runtime does not survive it.
+    // Calls the free() hook, then takes the entry out of sight. Never closes the library: nvcc and g++ emit unique
+    // symbols that keep it mapped anyway, and the CUDA runtime does not survive it.
     bool unload(ggml_backend_reg_t reg);
 
   private:

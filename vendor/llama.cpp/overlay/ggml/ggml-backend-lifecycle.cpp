@@ -11,7 +11,8 @@ class lifecycle_lock {
     void lock_shared() {
         if (depth_ == 0 && exclusive_depth_ == 0) {
             std::unique_lock<std::mutex> guard(mutex_);
-            // a waiting writer does not hold back readers: unloading while models load back to back would find them in use anyway
+            // a waiting writer does not hold back readers: unloading while models load back to back would find them in
+            // use anyway
             changed_.wait(guard, [&] { return !writer_; });
             readers_++;
         }
@@ -62,18 +63,29 @@ thread_local size_t lifecycle_lock::depth_ = 0;
 thread_local size_t lifecycle_lock::exclusive_depth_ = 0;
 
 lifecycle_lock &lifecycle() {
-    static lifecycle_lock *lock = new lifecycle_lock; // never destroyed: threads may still come by while the process exits
+    static lifecycle_lock *lock =
+        new lifecycle_lock; // never destroyed: threads may still come by while the process exits
     return *lock;
 }
 
 } // namespace
 
-void ggml_backend_lifecycle_lock_shared(void) { lifecycle().lock_shared(); }
-void ggml_backend_lifecycle_unlock_shared(void) { lifecycle().unlock_shared(); }
-bool ggml_backend_lifecycle_lock(void) { return lifecycle().lock(); }
-void ggml_backend_lifecycle_unlock(void) { lifecycle().unlock(); }
+void ggml_backend_lifecycle_lock_shared(void) {
+    lifecycle().lock_shared();
+}
+void ggml_backend_lifecycle_unlock_shared(void) {
+    lifecycle().unlock_shared();
+}
+bool ggml_backend_lifecycle_lock(void) {
+    return lifecycle().lock();
+}
+void ggml_backend_lifecycle_unlock(void) {
+    lifecycle().unlock();
+}
 
-bool ggml_backend_reg_can_free(ggml_backend_reg_t reg) { return reg->iface.free != nullptr; }
+bool ggml_backend_reg_can_free(ggml_backend_reg_t reg) {
+    return reg->iface.free != nullptr;
+}
 
 void ggml_backend_entries::add(ggml_backend_reg_t reg, dl_handle_ptr handle) {
     std::vector<ggml_backend_dev_t> own;
@@ -92,7 +104,8 @@ ggml_backend_reg_t ggml_backend_entries::revive(ggml_backend_reg_t reg) {
     }
     for (auto it = unloaded.begin(); it != unloaded.end(); ++it) {
         if (it->reg == reg) {
-            auto place = std::find_if(backends.begin(), backends.end(), [&](auto &entry) { return entry.order > it->order; });
+            auto place =
+                std::find_if(backends.begin(), backends.end(), [&](auto &entry) { return entry.order > it->order; });
             backends.insert(place, std::move(*it));
             unloaded.erase(it);
             list_devices();
@@ -116,7 +129,8 @@ ggml_backend_reg_t ggml_backend_entries::revive(const dl_handle *handle) {
 void ggml_backend_entries::revive_all() {
     std::vector<ggml_backend_reg_t> regs;
     for (auto &entry : unloaded) {
-        auto score = entry.handle ? (ggml_backend_score_t)dl_get_sym(entry.handle.get(), "ggml_backend_score") : nullptr;
+        auto score =
+            entry.handle ? (ggml_backend_score_t)dl_get_sym(entry.handle.get(), "ggml_backend_score") : nullptr;
         if (!score || score() > 0) {
             regs.push_back(entry.reg);
         }
@@ -147,7 +161,8 @@ void ggml_backend_entries::list_devices() {
     };
     const auto owned = [&](ggml_backend_dev_t device) {
         const auto owns = [&](const ggml_backend_reg_entry &entry) { return contains(entry.devices, device); };
-        return std::any_of(backends.begin(), backends.end(), owns) || std::any_of(unloaded.begin(), unloaded.end(), owns);
+        return std::any_of(backends.begin(), backends.end(), owns) ||
+               std::any_of(unloaded.begin(), unloaded.end(), owns);
     };
     for (auto *device : devices) {
         if (!owned(device) && !contains(strangers, device)) {
@@ -161,7 +176,8 @@ void ggml_backend_entries::list_devices() {
     devices.insert(devices.end(), strangers.begin(), strangers.end());
 }
 
-// Runs `change` on the registry's lists while nobody loads anything. False at once from within a load, which would wait for itself.
+// Runs `change` on the registry's lists while nobody loads anything. False at once from within a load, which would wait
+// for itself.
 template <typename Change> static bool exclusively(Change change) {
     if (!lifecycle().lock()) {
         GGML_LOG_WARN("%s: nothing is unloaded from within a load\n", __func__);
@@ -211,7 +227,8 @@ bool ggml_backend_dev_state(ggml_backend_dev_t device, struct ggml_backend_devic
         for (const auto &entry : *list) {
             auto place = std::find(entry.devices.begin(), entry.devices.end(), device);
             if (place != entry.devices.end()) {
-                auto ask = (ggml_backend_device_state_t)ggml_backend_reg_get_proc_address(entry.reg, "ggml_backend_device_state");
+                auto ask = (ggml_backend_device_state_t)ggml_backend_reg_get_proc_address(entry.reg,
+                                                                                          "ggml_backend_device_state");
                 return ask && ask(entry.reg, (int)(place - entry.devices.begin()), state);
             }
         }
