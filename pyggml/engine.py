@@ -9,12 +9,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, Self, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from . import checks, engine_args, engine_calls, errors, log
 from ._native import ffi, lib, reason, text
 from .engine_calls import Call, Message
-from .engine_channel import Channel, File, parse_head, submit
+from .engine_channel import Channel, File, submit
+from .engine_response import Response
 from .engine_state import MODES, STATES, EngineInfo, EngineState, Sleeper, SleepMode, SleepReport, read_info
 from .lifecycle import opening
 from .resource import Resource
@@ -32,87 +33,6 @@ def routes() -> list[tuple[str, str]]:
     """(method, path) of everything that an engine answers; a part ":name" of a path varies."""
     lines = text(lib.pyggml_engine_routes()).splitlines()
     return [(method, path) for method, _, path in (line.partition(" ") for line in lines)]
-
-
-class Response:
-    """The answer to a request: its head is there, its body comes by iterating over it or by `read()`.
-
-    One that is not read to its end is to be closed, or used in a `with` statement: closing it ends the computation.
-    """
-
-    def __init__(self, engine: Engine, channel: Channel) -> None:
-        self._engine = engine
-        self._channel = channel
-        self._poll = select.poll()
-        self._poll.register(channel.fd, select.POLLIN)
-        self._id = 0
-        self._chunks: list[bytes] = []
-        self._ended = False
-        self._end_status = 0
-        self.status = 0
-        """HTTP's status; 499 if the request was cancelled and 503 if the engine was closed before there was an answer."""
-        self.headers: dict[str, str] = {}
-        """Names are in lower case."""
-
-    @property
-    def content_type(self) -> str:
-        return self.headers.get("content-type", "")
-
-    def _wait(self) -> None:
-        self._poll.poll()
-        for _, kind, status, payload in self._channel.poll():
-            if kind == lib.PYGGML_EVENT_HEAD:
-                self.status, self.headers = status, parse_head(payload)
-            elif kind == lib.PYGGML_EVENT_DATA:
-                self._chunks.append(payload)
-            elif kind == lib.PYGGML_EVENT_END:
-                self._ended, self._end_status = True, status
-                self.status = self.status or status
-        if self._ended:
-            self._channel.close()
-
-    def _wait_for_head(self) -> None:
-        while not self.status and not self._ended:
-            self._wait()
-
-    def __iter__(self) -> Iterator[bytes]:
-        """The body in the pieces in which it comes. Raises EngineError if it ends before its time."""
-        try:
-            while True:
-                chunks, self._chunks = self._chunks, []
-                yield from chunks
-                if self._ended and not self._chunks:
-                    break
-                if not self._chunks:
-                    self._wait()
-        finally:
-            self.close()
-        if self._end_status:
-            raise errors.EngineError(_ENDED[self._end_status], status=self._end_status)
-
-    def read(self) -> bytes:
-        """All of the body that is not read yet."""
-        return b"".join(self)
-
-    def close(self) -> None:
-        """End the request if it still runs."""
-        if not self._ended:
-            self._ended = True
-            self._engine._cancel(self._id)
-            self._channel.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        if self.__dict__.get("_ended") is False:
-            self.close()
-
-
-_ENDED = {499: "the request was cancelled", 503: "the engine was closed"}
 
 
 class Engine(Resource):
@@ -224,6 +144,7 @@ class Engine(Resource):
         self._events.wake()
         if self._reader.is_alive() and threading.current_thread() is not self._reader:
             self._reader.join()
+            self._events.close()
         if "aio" in self.__dict__:
             self.aio._close()
 
@@ -269,6 +190,8 @@ class Engine(Resource):
         """
         wanted = -1 if mode is None else MODES[SleepMode(checks.word("mode", mode, SleepMode))]
         seconds = checks.number("timeout", timeout, 0)
+        if self.state is EngineState.LOADING:
+            raise errors.EngineError("the model is still being loaded", status=409)
         with self._using() as handle:
             result = lib.pyggml_engine_sleep(handle, wanted, seconds)
         if result == lib.PYGGML_ENGINE_BUSY:
@@ -279,6 +202,7 @@ class Engine(Resource):
 
     def wake(self) -> None:
         """Load the model again, if it sleeps. Raises EngineError (503) if that fails; it sleeps on then."""
+        self.wait_loaded()
         with self._using() as handle:
             result = lib.pyggml_engine_wake(handle)
             why = reason() if result == lib.PYGGML_ENGINE_NOT_LOADED else ""
@@ -313,7 +237,7 @@ class Engine(Resource):
         `body` is bytes or text, or anything else that becomes JSON; `method` is GET without a body and POST with one; a query may
         be in the route or in `params`. An answer that says an error is returned as any other.
         """
-        response = Response(self, Channel(16))
+        response = Response(self._cancel, Channel(16))
         with self._using() as handle:
             response._id = submit(
                 handle, response._channel, route, body, method=method, params=params, headers=headers, files=files

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from . import engine_calls, errors
 from ._native import lib
 from .engine_calls import Call, Message
 from .engine_channel import Channel, File, parse_head, submit
+from .engine_response import ENDED
 from .engine_state import EngineInfo, EngineState, SleepReport
 
 if TYPE_CHECKING:
@@ -86,7 +88,7 @@ class AsyncResponse:
         while not self._chunks:
             if self._ended:
                 if self._end_status:
-                    raise errors.EngineError(_ENDED[self._end_status], status=self._end_status)
+                    raise errors.EngineError(ENDED[self._end_status], status=self._end_status)
                 raise StopAsyncIteration
             await self._wait()
         data = self._chunks.popleft() if len(self._chunks) == 1 else b"".join(self._chunks)
@@ -117,9 +119,6 @@ class AsyncResponse:
     def __del__(self) -> None:
         if not getattr(self, "_ended", True):
             self.close()
-
-
-_ENDED = {499: "the request was cancelled", 503: "the engine was closed"}
 
 
 class _Loop:
@@ -167,7 +166,8 @@ class AsyncEngine:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = weakref.ref(engine)
-        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Loop] = weakref.WeakKeyDictionary()
+        self._loops: dict[asyncio.AbstractEventLoop, _Loop] = {}
+        self._lock = threading.Lock()
 
     @property
     def engine(self) -> Engine:
@@ -177,9 +177,20 @@ class AsyncEngine:
         return engine
 
     def _close(self) -> None:
-        for one in list(self._loops.values()):
-            one.close()
-        self._loops.clear()
+        with self._lock:
+            for one in self._loops.values():
+                one.close()
+            self._loops.clear()
+
+    def _of(self, engine: Engine) -> _Loop:
+        loop = asyncio.get_running_loop()
+        found = self._loops.get(loop)
+        if found is None:
+            with self._lock:
+                for one in [one for one in self._loops if one.is_closed()]:
+                    self._loops.pop(one).channel.close()
+                found = self._loops[loop] = _Loop(engine, loop)
+        return found
 
     async def request(
         self,
@@ -192,17 +203,14 @@ class AsyncEngine:
         files: Mapping[str, File] | None = None,
     ) -> AsyncResponse:
         """As `Engine.request()`."""
-        loop = asyncio.get_running_loop()
         engine = self.engine
         with engine._using() as handle:
-            channel = self._loops.get(loop)
-            if channel is None:
-                channel = self._loops[loop] = _Loop(engine, loop)
-            response = AsyncResponse(channel)
+            loop = self._of(engine)
+            response = AsyncResponse(loop)
             response._id = submit(
-                handle, channel.channel, route, body, method=method, params=params, headers=headers, files=files
+                handle, loop.channel, route, body, method=method, params=params, headers=headers, files=files
             )
-            channel.responses[response._id] = response
+            loop.responses[response._id] = response
         try:
             await response._wait_for_head()
         except BaseException:

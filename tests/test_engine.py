@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import json
+import os
+import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, closing
 from pathlib import Path
-from typing import Any
 
 import models
 import numpy as np
 import pytest
-from support import BUILD, run_python
+from engines import GREEDY, MODELS, serve, wait_until
+from support import run_python
 
 import pyggml
+from pyggml import EngineState
 from pyggml.engine import routes
 
-GREEDY = {"temperature": 0.0, "seed": 1}
 MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
 
 
 @pytest.fixture(scope="session")
 def tiny() -> Path:
-    return models.llama(BUILD / "models")
+    return models.llama(MODELS)
 
 
 @pytest.fixture(scope="module")
@@ -39,18 +42,6 @@ def tiny_file(tiny: Path) -> str:
 def engine(tiny: Path) -> Iterator[pyggml.Engine]:
     with serve(tiny, parallel=4, ctx_size=4096) as engine:
         yield engine
-
-
-def serve(path: Path | str, *, args: Sequence[str] = (), **options: Any) -> pyggml.Engine:
-    """An engine for a tiny model: one thread, since several would mostly wait for each other."""
-    return pyggml.Engine(path, args=["--threads", "1", *args], **options)
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.01)
 
 
 def busy_slots(engine: pyggml.Engine) -> int:
@@ -124,7 +115,7 @@ def test_tokens_props_slots_and_metrics(engine: pyggml.Engine) -> None:
 
 def test_embeddings(tmp_path: Path) -> None:
     texts = ["one", "two three"]
-    path = models.bert(BUILD / "models")
+    path = models.bert(MODELS)
     with serve(path, embeddings=True, parallel=2, ctx_size=256) as engine:
         vectors = engine.embed(texts)
         single = engine.embed(texts[1])
@@ -134,7 +125,7 @@ def test_embeddings(tmp_path: Path) -> None:
 
 
 def test_rerank() -> None:
-    with serve(models.rerank(BUILD / "models"), reranking=True, parallel=1, ctx_size=256) as engine:
+    with serve(models.rerank(MODELS), reranking=True, parallel=1, ctx_size=256) as engine:
         results = engine.rerank("query", ["one", "two", "three"])
     assert sorted(one["index"] for one in results) == [0, 1, 2]
     scores = [one["relevance_score"] for one in results]
@@ -142,7 +133,7 @@ def test_rerank() -> None:
 
 
 def test_lora_scale(tiny: Path) -> None:
-    adapter = models.lora(BUILD / "models")
+    adapter = models.lora(MODELS)
 
     def text(engine: pyggml.Engine) -> str:
         return str(engine.complete("one two", max_tokens=12, cache_prompt=False, **GREEDY)["choices"][0]["text"])
@@ -320,9 +311,9 @@ def test_a_file_that_is_no_model(tmp_path: Path) -> None:
 
 
 def test_a_load_that_fails_says_why(tiny: Path) -> None:
-    other = models.llama(BUILD / "models", n_embd=32)
+    other = models.llama(MODELS, n_embd=32)
     with pytest.raises(pyggml.ModelLoadError, match="lora"):
-        serve(other, parallel=1, ctx_size=64, lora=[models.lora(BUILD / "models")])
+        serve(other, parallel=1, ctx_size=64, lora=[models.lora(MODELS)])
 
 
 # -- its life ------------------------------------------------------------------------------------------------------------
@@ -352,7 +343,7 @@ def test_closing_ends_what_runs(tiny: Path) -> None:
         thread.join(10)
         assert not thread.is_alive()
     assert len(outcomes) == 6 and "done" not in outcomes
-    assert engine.state is pyggml.EngineState.CLOSED
+    assert engine.state is EngineState.CLOSED
     with pytest.raises(pyggml.ClosedError):
         engine.complete("one")
 
@@ -404,7 +395,7 @@ def test_log_lines_reach_logging(tiny: Path, caplog: pytest.LogCaptureFixture) -
 
 
 def test_two_engines_at_once(tiny: Path) -> None:
-    other = models.llama(BUILD / "models", seed=7)
+    other = models.llama(MODELS, seed=7)
     with serve(tiny, parallel=2, ctx_size=256) as one, serve(other, parallel=2, ctx_size=256) as two:
         with ThreadPoolExecutor(8) as pool:
             answers = list(pool.map(lambda n: (one, two)[n % 2].complete("a b", max_tokens=8, **GREEDY), range(8)))
@@ -455,3 +446,73 @@ engine.close()
         tiny_file,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_an_abort_in_the_engine_ends_the_process(tiny_file: str) -> None:
+    done = run_python(
+        """
+import sys, threading, pyggml
+from pyggml.engine_state import Sleeper
+
+def abort(self, mode):
+    pyggml.lib.ggml_abort(b"somewhere.cpp", 1, b"%s", pyggml.ffi.new("char[]", b"it went wrong"))
+
+Sleeper.asleep = abort  # the engine's own thread calls it
+engine = pyggml.Engine(sys.argv[1], args=["-t", "1"], parallel=1, ctx_size=64)
+threading.Thread(target=engine.sleep).start()
+threading.Event().wait(30)
+""",
+        tiny_file,
+    )
+    assert done.returncode == -signal.SIGABRT
+    assert "it went wrong" in done.stderr.partition("Fatal Python error")[0].strip().splitlines()[-1]
+
+
+def test_before_it_is_loaded(tiny: Path) -> None:
+    with serve(tiny, parallel=1, ctx_size=64, wait=False) as engine:
+        answers = []
+        while engine.state is EngineState.LOADING:
+            response = engine.request("/health")
+            answers.append((response.status, response.read()))
+            with contextlib.suppress(pyggml.EngineError):
+                engine.sleep()
+        assert engine.wait_loaded(0)
+        assert engine.request("/health").status == 200
+    assert {status for status, _ in answers} <= {503, 200}
+    assert all(b"Loading model" in body for status, body in answers if status == 503)
+
+
+def test_event_loops_leave_nothing_behind(engine: pyggml.Engine) -> None:
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    async def main() -> None:
+        await engine.aio.tokenize("a")
+        stream = await engine.aio.complete("one", stream=True, max_tokens=-1, ignore_eos=True)
+        await anext(stream)
+        await stream.aclose()
+
+    asyncio.run(main())
+    before = descriptors()
+    for _ in range(20):
+        asyncio.run(main())
+        engine.tokenize("a")
+    gc.collect()
+    assert descriptors() <= before
+    wait_until(lambda: busy_slots(engine) == 0, 1.0)
+
+
+def test_many_more_requests_than_workers(engine: pyggml.Engine) -> None:
+    async def main() -> None:
+        answers = await asyncio.gather(*(engine.aio.complete(f"{n}", max_tokens=3) for n in range(200)))
+        assert all(answer["usage"]["completion_tokens"] == 3 for answer in answers)
+
+    waiting = threading.Thread(target=asyncio.run, args=(main(),))
+    waiting.start()
+    wait_until(lambda: engine.info().n_requests > 50)
+    assert engine.info().n_workers <= 4 + 8 + 8 + 2
+    start = time.monotonic()
+    engine.tokenize("a"), engine.slots(), engine.props()  # do not wait behind them
+    assert engine.info().n_requests > 20 and time.monotonic() - start < 2
+    waiting.join(30)
+    assert not waiting.is_alive()

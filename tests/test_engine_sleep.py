@@ -13,13 +13,10 @@ from pathlib import Path
 
 import models
 import pytest
-from support import BUILD
-from test_engine import GREEDY, serve, wait_until
+from engines import GREEDY, MODELS, serve, wait_until
 
 import pyggml
 from pyggml import EngineState, SleepMode
-
-MODELS = BUILD / "models"
 
 
 @pytest.fixture
@@ -79,6 +76,17 @@ def test_status_neither_wakes_nor_delays(engine: pyggml.Engine) -> None:
     assert "prompt_tokens_total" in metrics and engine.metrics().split("gauge")[0] == metrics.split("gauge")[0]
     assert engine.request("/v1/models").status == 200
     assert engine.is_sleeping and engine.info().n_wakes == 0
+
+
+def test_the_idle_flag_of_llama_server() -> None:
+    with serve(models.llama(MODELS), parallel=1, ctx_size=64, args=["--sleep-idle-seconds", "1"]) as engine:
+        start = time.monotonic()
+        wait_until(lambda: engine.is_sleeping, 4)
+        assert time.monotonic() - start > 0.8
+        engine.set_sleep_idle_seconds(None)
+        engine.wake()
+        time.sleep(1.2)
+        assert not engine.is_sleeping
 
 
 def test_ten_wake_it_once(engine: pyggml.Engine) -> None:

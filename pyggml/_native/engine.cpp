@@ -1,4 +1,4 @@
-// The engine's own thread: it loads, computes, sleeps and wakes. The interface for Python is at the end.
+// The engine's own thread: it loads, computes, sleeps and wakes.
 
 #include "engine_core.h"
 
@@ -24,6 +24,12 @@ static void log_line(void *events, int level, const char *line) {
     static_cast<event_queue *>(events)->note(PYGGML_EVENT_LOG, level, line);
 }
 
+void pyggml_engine::redirect_log() {
+    if (events_) {
+        log_redirect_set(log_line, events_.get());
+    }
+}
+
 // Fitting parameters to the memory changes llama.cpp's logger for that time, and two at once would count the same
 // memory.
 static std::mutex loading;
@@ -36,12 +42,13 @@ pyggml_engine::pyggml_engine(const pyggml_engine_options &o)
       data_(o.data), params_(engine_params(args_, env_)), sleep_mode_(o.sleep_mode), next_sleep_mode_(o.sleep_mode) {
     handlers_ = std::make_unique<server_routes>(params_, context_);
     routes_ = engine_routes(*handlers_);
+    const auto start = [this] { redirect_log(); };
     const auto run = [this](const request_ptr &request) { this->run(request); };
     // More than that wait in a queue: every thread that waits for a token is woken by every token.
     const size_t n = std::max(params_.n_parallel + 8, params_.n_threads_http);
-    compute_ = std::make_unique<worker_pool>(n, run);
-    light_ = std::make_unique<worker_pool>(8, run);
-    live_ = std::make_unique<worker_pool>(2, run);
+    compute_ = std::make_unique<worker_pool>(n, start, run);
+    light_ = std::make_unique<worker_pool>(8, start, run);
+    live_ = std::make_unique<worker_pool>(2, start, run);
     thread_ = std::thread([this] { main(); });
 }
 
@@ -54,9 +61,7 @@ void pyggml_engine::main() {
 #ifdef __linux__
     pthread_setname_np(pthread_self(), "pyggml-engine");
 #endif
-    if (events_) {
-        log_redirect_set(log_line, events_.get());
-    }
+    redirect_log();
     std::string error = load();
     if (error.empty()) {
         try {
@@ -304,60 +309,4 @@ void pyggml_engine::info(pyggml_engine_info &out) {
     out.no_memory = no_memory_;
     snprintf(out.sleep_reason, sizeof out.sleep_reason, "%s", facts.sleep_reason.c_str());
     snprintf(out.error, sizeof out.error, "%s", error_.empty() ? facts.wake_error.c_str() : error_.c_str());
-}
-
-// -- for Python -------------------------------------------------------------------------------------------------------
-
-enum pyggml_status pyggml_engine_new(const struct pyggml_engine_options *options, struct pyggml_engine **engine) {
-    return guard([&] {
-        *engine = new pyggml_engine(*options);
-        return PYGGML_OK;
-    });
-}
-
-void pyggml_engine_stop(struct pyggml_engine *engine) {
-    engine->stop();
-}
-void pyggml_engine_free(struct pyggml_engine *engine) {
-    delete engine;
-}
-int pyggml_engine_wait(struct pyggml_engine *engine, int timeout_ms) {
-    return engine->wait(timeout_ms);
-}
-
-enum pyggml_status pyggml_engine_request(struct pyggml_engine *engine, struct pyggml_channel *channel,
-                                         const struct pyggml_request *request, uint64_t *id) {
-    return guard([&] {
-        *id = engine->request(channel->events, *request);
-        return PYGGML_OK;
-    });
-}
-
-void pyggml_engine_cancel(struct pyggml_engine *engine, uint64_t id) {
-    engine->cancel(id);
-}
-
-int pyggml_engine_sleep(struct pyggml_engine *engine, int mode, double timeout_seconds) {
-    int result = PYGGML_ENGINE_GONE;
-    guard([&] {
-        result = engine->sleep(mode, timeout_seconds);
-        return PYGGML_OK;
-    });
-    return result;
-}
-
-int pyggml_engine_wake(struct pyggml_engine *engine) {
-    int result = PYGGML_ENGINE_GONE;
-    guard([&] {
-        result = engine->wake();
-        return PYGGML_OK;
-    });
-    return result;
-}
-
-void pyggml_engine_set_idle(struct pyggml_engine *engine, double seconds) {
-    engine->set_idle(seconds);
-}
-void pyggml_engine_get_info(struct pyggml_engine *engine, struct pyggml_engine_info *info) {
-    engine->info(*info);
 }

@@ -12,8 +12,8 @@
 // Threads that run requests, made as they are needed.
 class worker_pool {
   public:
-    worker_pool(size_t max_threads, std::function<void(const request_ptr &)> run)
-        : max_(max_threads), run_(std::move(run)) {}
+    worker_pool(size_t max_threads, std::function<void()> start, std::function<void(const request_ptr &)> run)
+        : max_(max_threads), start_(std::move(start)), run_(std::move(run)) {}
     void submit(request_ptr request);
     // Once all are told to end, calls `nudge` until they have.
     void join(const std::function<void()> &nudge);
@@ -23,6 +23,7 @@ class worker_pool {
     void loop();
 
     const size_t max_;
+    const std::function<void()> start_; // of a thread
     const std::function<void(const request_ptr &)> run_;
     std::mutex mutex_;
     std::condition_variable changed_;
@@ -47,6 +48,7 @@ struct pyggml_engine {
 
   private:
     void main(); // of the engine's thread
+    void redirect_log();
     std::string load();
     std::string failed(const std::string &why);
     void asleep();
@@ -54,10 +56,11 @@ struct pyggml_engine {
     int tell(int moment, int mode);
     void set_state(int state, const std::string &text);
 
-    void run(const request_ptr &request); // of a worker
-    void answer(const request_ptr &request);
-    void answer_error(const request_ptr &request, int status, error_type type, const std::string &message);
-    void finish(const request_ptr &request, int status);
+    void run(const request_ptr &request);    // of a worker
+    bool answer(const request_ptr &request); // whether all of it was said
+    bool answer_error(const request_ptr &request, int status, error_type type, const std::string &message);
+    void finish(const request_ptr &request, bool complete);
+    std::string why_not(); // it takes no request
     void end_all();
 
     const std::vector<std::string> args_;

@@ -24,6 +24,7 @@ void worker_pool::loop() {
 #ifdef __linux__
     pthread_setname_np(pthread_self(), "pyggml-worker");
 #endif
+    start_();
     std::unique_lock<std::mutex> lock(mutex_);
     while (true) {
         idle_++;
@@ -107,10 +108,10 @@ uint64_t pyggml_engine::request(const std::shared_ptr<event_queue> &events, cons
         answer_error(request, 404, ERROR_TYPE_NOT_FOUND,
                      known_path ? "This path has no such method" : "There is no such path");
     } else if (!accepted) {
-        answer_error(request, 503, ERROR_TYPE_UNAVAILABLE, stopping_ ? "The engine is closed" : "Loading model");
+        answer_error(request, 503, ERROR_TYPE_UNAVAILABLE, why_not());
     }
     if (!accepted) {
-        finish(request, 0);
+        finish(request, true);
         return request->id;
     }
     if (!request->conversation.empty()) {
@@ -130,6 +131,14 @@ uint64_t pyggml_engine::request(const std::shared_ptr<event_queue> &events, cons
         compute_->submit(request);
     }
     return request->id;
+}
+
+std::string pyggml_engine::why_not() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!error_.empty()) {
+        return "The engine failed: " + error_;
+    }
+    return stopping_ ? "The engine is closed" : "Loading model";
 }
 
 void pyggml_engine::cancel(uint64_t id) {
@@ -179,25 +188,28 @@ void pyggml_engine::run(const request_ptr &request) {
     if (kind == route_kind::MODEL || kind == route_kind::LIGHT || kind == route_kind::LIVE) {
         lease = context_.lifecycle().acquire(kind != route_kind::LIVE, should_stop);
     }
+    bool complete = false; // of one that has stopped it is not
     switch (lease) {
     case lifecycle::WAKE_FAILED:
-        answer_error(request, 503, ERROR_TYPE_UNAVAILABLE,
-                     "The model could not be loaded again: " + context_.lifecycle().get().wake_error);
+        complete = answer_error(request, 503, ERROR_TYPE_UNAVAILABLE,
+                                "The model could not be loaded again: " + context_.lifecycle().get().wake_error);
         break;
     case lifecycle::TERMINATED:
+        complete = answer_error(request, 503, ERROR_TYPE_UNAVAILABLE, why_not());
+        break;
     case lifecycle::STOPPED:
-        break; // finish() says it
+        break;
     default:
         try {
-            answer(request);
+            complete = answer(request);
         } catch (const std::exception &error) {
-            answer_error(request, 500, ERROR_TYPE_SERVER, error.what());
+            complete = answer_error(request, 500, ERROR_TYPE_SERVER, error.what());
         }
     }
     if (lease == lifecycle::LEASED) {
         context_.lifecycle().release(kind != route_kind::LIVE);
     }
-    finish(request, request->cancelled ? 499 : stopping_ && request->stop ? 503 : 0);
+    finish(request, complete);
 }
 
 static std::string head_of(const server_http_res &response) {
@@ -208,7 +220,7 @@ static std::string head_of(const server_http_res &response) {
     return head;
 }
 
-void pyggml_engine::answer(const request_ptr &request) {
+bool pyggml_engine::answer(const request_ptr &request) {
     const std::function<bool()> should_stop = [request] { return request->stop.load(); };
     std::map<std::string, uploaded_file> files;
     for (const auto &file : request->files) {
@@ -238,11 +250,12 @@ void pyggml_engine::answer(const request_ptr &request) {
         }
     }
     auto &events = *request->events;
-    const bool ended_early = request->stop && !response->is_stream() && response->data.empty();
-    if (!ended_early) {
+    bool more = response->is_stream();
+    // llama-server says 200 and nothing to one that was stopped
+    const bool stopped = request->stop && !more && response->data.empty();
+    if (!stopped) {
         events.head(request, response->status, head_of(*response));
-        events.data(request, response->data.data(), response->is_stream() ? 0 : response->data.size(), SIZE_MAX);
-        bool more = response->is_stream();
+        events.data(request, response->data.data(), more ? 0 : response->data.size(), SIZE_MAX);
         std::string chunk;
         while (more && !request->stop) {
             chunk.clear();
@@ -250,21 +263,24 @@ void pyggml_engine::answer(const request_ptr &request) {
             events.data(request, chunk.data(), chunk.size(), max_undelivered_);
         }
     }
+    const bool complete = !stopped && !more && !(request->stop && response->is_stream());
     response->on_complete(); // may compute on, for a client that comes back
+    return complete;
 }
 
-void pyggml_engine::answer_error(const request_ptr &request, int status, error_type type, const std::string &message) {
+bool pyggml_engine::answer_error(const request_ptr &request, int status, error_type type, const std::string &message) {
     auto error = format_error_response(message, type);
     error["code"] = status;
     const auto body = safe_json_to_str({{"error", error}});
     request->events->head(request, status, "content-type: application/json; charset=utf-8");
     request->events->data(request, body.data(), body.size(), SIZE_MAX);
+    return true;
 }
 
-void pyggml_engine::finish(const request_ptr &request, int status) {
+void pyggml_engine::finish(const request_ptr &request, bool complete) {
     {
         std::lock_guard<std::mutex> lock(mutex_);
         requests_.erase(request->id);
     }
-    request->events->end(request, status);
+    request->events->end(request, complete ? 0 : request->cancelled ? 499 : 503);
 }
