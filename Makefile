@@ -12,7 +12,7 @@ export CCACHE_BASEDIR := $(CURDIR)
 SOURCES := pyproject.toml CMakeLists.txt $(wildcard pyggml/_native/*.* vendor/llama.cpp/*.* vendor/llama.cpp/patches/* \
     vendor/llama.cpp/overlay/*/*)
 
-.PHONY: build demo test lint format clean
+.PHONY: build demo test test-cuda test-cuda-nvcc lint format clean
 build: $(VENV)/built
 
 $(VENV)/tools: pyproject.toml
@@ -47,6 +47,27 @@ $(VENV)/test: $(VENV)/tools
 # threads of several processes that spin for each other's processor make a test take minutes
 test: $(VENV)/built $(VENV)/model $(VENV)/test
 	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest $(ARGS)
+
+# the CUDA backend on a simulated CUDA (part of `make test`, too)
+test-cuda: $(VENV)/built $(VENV)/model $(VENV)/test
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest tests/cuda $(ARGS)
+
+# The same tests with a backend that nvcc compiled, device code and all: ten minutes and more. No optimization, since nothing
+# of it runs on a card; linked to the simulated libraries, whose sonames are the real ones' and which the tests load.
+NVCC_BUILD := build/cuda-nvcc
+SIMULATED := $(CURDIR)/build/cudasim
+test-cuda-nvcc: $(VENV)/built $(VENV)/model $(VENV)/test
+	$(BIN)/python tests/cuda/cuda_build.py
+	cmake -S . -B $(NVCC_BUILD) -G Ninja -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python -DPYGGML_NATIVE=ON -DGGML_CUDA=ON \
+	    -DCMAKE_CUDA_ARCHITECTURES=75-virtual -DCMAKE_CUDA_FLAGS=-I$(CURDIR)/tests/cudasim/include \
+	    -DCMAKE_CUDA_FLAGS_RELEASE="-O0 -Xcicc -O0 -DNDEBUG" -DCUDA_cudart_LIBRARY=$(SIMULATED)/libcudart.so \
+	    -DCUDA_cublas_LIBRARY=$(SIMULATED)/libcublas.so -DCUDA_cuda_driver_LIBRARY=$(SIMULATED)/libcuda.so
+	ninja -C $(NVCC_BUILD) -j 2 ggml-cuda
+	mkdir -p $(NVCC_BUILD)/suite/plain
+	ln -sf ../../bin/libpyggml-cuda.so $(NVCC_BUILD)/suite/plain/
+	ln -sf ../../cuda/cycle ../../cuda/ops ../../cuda/calls ../../cuda/loads $(NVCC_BUILD)/suite/
+	PYGGML_CUDA_SUITE=$(CURDIR)/$(NVCC_BUILD)/suite OMP_WAIT_POLICY=passive $(BIN)/python -m pytest tests/cuda \
+	    -k "not nodelete and not unpatched and not no-vmm and not built_without_vmm" $(ARGS)
 
 $(VENV)/lint: $(VENV)/tools
 	$(PIP) install --quiet --group lint

@@ -24,7 +24,7 @@ class Verdict(StrEnum):
 
     RELEASED = "released"  # its backend says that this process has nothing left on it
     UNVERIFIED = "unverified"  # its backend released it, and cannot tell whether something is left
-    RESIDUAL = "residual"  # something is left
+    RESIDUAL = "residual"  # something is left, or its release failed and nobody can tell
     UNLOADED = "unloaded, nothing released"  # its backend cannot release anything, and is only out of use
 
 
@@ -44,6 +44,8 @@ class DeviceRelease:
     context_active: bool | None
     """Whether this process still has a context on it."""
     verdict: Verdict
+    error: int = 0
+    """What the release failed with, in the backend's numbers (CUDA's cudaError_t); 0: nothing failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +64,10 @@ class ReleaseReport:
         lines = [f"{'device':<12} {'backend':<8} {'before':>12} {'after':>12}  {'context':<8} verdict"]
         context = {True: "active", False: "none", None: "unknown"}
         for one in self.devices:
+            verdict = f"{one.verdict} (error {one.error})" if one.error else str(one.verdict)
             lines.append(
                 f"{one.device:<12} {one.backend:<8} {_mib(one.held_before):>12} {_mib(one.held_after):>12}"
-                f"  {context[one.context_active]:<8} {one.verdict}"
+                f"  {context[one.context_active]:<8} {verdict}"
             )
         return "\n".join([*lines, f"in {self.seconds:.3f} s"])
 
@@ -142,6 +145,9 @@ def backend_free(devices: Sequence[str] | None = None, *, force: bool = False) -
     detected in this process; then nothing has changed. `force=True` closes what is open first (ending computations that
     run), and resets a device although others use it. Raises ValueError for an unknown device and BufferError if an array
     made with `copy=False` is in the way.
+
+    A release that is tried and fails is told by the report: the device is residual, with the error. It stays loaded and
+    usable as far as it works, and may be freed again.
     """
     check_process()
     checks.flag("force", force)
@@ -156,21 +162,31 @@ def backend_free(devices: Sequence[str] | None = None, *, force: bool = False) -
         if not force:
             foreign.check(chosen)
         before = [(Device.of(handle), memory.of_device(handle)) for handle in chosen]
+        generations = [_generation(handle) for handle in chosen]
         can_free = [lib.ggml_backend_reg_can_free(lib.ggml_backend_dev_backend_reg(handle)) for handle in chosen]
-        if devices is None:
-            lib.llama_backend_free()
-            refused = {device.backend for device, _ in before if lib.ggml_backend_reg_by_name(device.backend.encode())}
-        else:
-            refused = set()
-            for handle, (device, _), possible in zip(chosen, before, can_free, strict=True):
-                if possible and not lib.ggml_backend_dev_free(handle):
-                    refused.add(device.name)
-        if refused:
-            raise BackendInUseError(
-                f"{', '.join(sorted(refused))}: still in use by objects that were made through pyggml.lib, or the release failed; "
-                "the log of pyggml.native says more",
-                sorted(refused),
-            )
+        with log.captured() as lines:
+            if devices is None:
+                lib.llama_backend_free()
+                stayed = {
+                    device.backend for device, _ in before if lib.ggml_backend_reg_by_name(device.backend.encode())
+                }
+                refused = [device.backend in stayed for device, _ in before]
+            else:
+                refused = [
+                    bool(possible) and not lib.ggml_backend_dev_free(handle)
+                    for handle, possible in zip(chosen, can_free, strict=True)
+                ]
+        # who refuses because of living objects has touched no device; a release that failed has, and the report says so
+        names = [device.backend if devices is None else device.name for device, _ in before]
+        tried = {
+            name
+            for name, handle, generation in zip(names, chosen, generations, strict=True)
+            if _generation(handle) != generation
+        }
+        in_use = sorted({name for name, stays in zip(names, refused, strict=True) if stays and name not in tried})
+        if in_use:
+            what = f"{', '.join(in_use)}: still in use by objects that were made through pyggml.lib"
+            raise BackendInUseError("; ".join([what, *lines]), in_use)
         after = [
             _release(handle, device, then, bool(possible))
             for handle, (device, then), possible in zip(chosen, before, can_free, strict=True)
@@ -209,21 +225,36 @@ def _uses(one: Resource, names: set[str]) -> bool:
     return used is None or bool(used & names)
 
 
+def _generation(handle: Any) -> int:
+    state = memory.device_state(handle)
+    return 0 if state is None else int(state.generation)
+
+
 def _release(handle: Any, device: Device, before: memory.DeviceMemory, can_free: bool) -> DeviceRelease:
     state = memory.device_state(handle)
     if device.type == "cpu":
         then = memory.host(device.name)
-        held, source, active = then.own, then.source, None
+        held, source, active, error = then.own, then.source, None, 0
     else:
         held = None if state is None or state.held < 0 else state.held
         active = None if state is None or state.context_active < 0 else bool(state.context_active)
+        error = 0 if state is None else int(state.error)
         source = before.source
     if not can_free:
         verdict = Verdict.UNLOADED
-    elif active or (held or 0) > 0:
+    elif active or (held or 0) > 0 or (error and active is None):
         verdict = Verdict.RESIDUAL
     elif active is None and held is None:
         verdict = Verdict.UNVERIFIED
     else:
         verdict = Verdict.RELEASED
-    return DeviceRelease(device.name, device.backend, before.own, held, source, active, verdict)
+    return DeviceRelease(
+        device.name,
+        device.backend,
+        before.own,
+        held,
+        source,
+        active,
+        verdict,
+        error if verdict is Verdict.RESIDUAL else 0,
+    )

@@ -34,10 +34,9 @@ def _jax() -> bool:
 
 
 def _numba() -> bool:
-    driver = sys.modules.get("numba.cuda.cudadrv.devices")
-    return driver is not None and bool(
-        getattr(driver._runtime, "_context_stack", None) or driver._runtime.gpus.lst is not None
-    )
+    driver = getattr(sys.modules.get("numba.cuda.cudadrv.driver"), "driver", None)
+    # its list of devices is made by looking at it, its contexts only by using one
+    return any(device.primary_context is not None for device in getattr(driver, "devices", {}).values())
 
 
 _LIBRARIES: dict[str, Callable[[], bool]] = {"torch": _torch, "cupy": _cupy, "jax": _jax, "numba": _numba}

@@ -137,7 +137,9 @@ class Model(Resource):
         if status == lib.PYGGML_CANCELLED:
             leave()
             raise errors.LoadCancelledError(f"{self.path}: the load was cancelled")
-        kind = errors.OutOfMemoryError if status == lib.PYGGML_NO_MEMORY else errors.ModelLoadError
+        # the loader says it in a line of its log only
+        full = status == lib.PYGGML_NO_MEMORY or "unable to allocate" in why
+        kind = errors.OutOfMemoryError if full else errors.ModelLoadError
         raise kind(f"{self.path}: {why}")
 
     def __repr__(self) -> str:

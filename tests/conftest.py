@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,11 @@ from support import BUILD, LIB, ROOT, UPSTREAM, TestBackend
 
 import pyggml
 from pyggml.demo import model_path
+
+
+# a job in the background starts with Ctrl+C ignored, and so would every process that a test starts and interrupts
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -199,7 +199,7 @@ def test_wheel_carries_the_licences_of_what_is_compiled_in(contents: Path) -> No
     assert "The ggml authors" in texts["llama.cpp-and-ggml"]
     assert texts["xxhash"].count("* Redistributions") == 2
     for name, author in {
-        "nlohmann-json": "Niels Lohmann", "cpp-httplib": "httplib", "stb_image": "Sean Barrett", "miniaudio": "David Reid",
+        "nlohmann-json": "Niels Lohmann", "cpp-httplib": "yhirose", "stb_image": "Sean Barrett", "miniaudio": "David Reid",
         "subprocess.h": "unlicense", "base64": "unlicense", "sha1": "Steve Reid", "sha256": "Igor Pavlov",
         "rotate-bits": "William Casarin", "llamafile-sgemm": "Mozilla", "yarn": "Jeffrey Quesnelle", "adapted-code": "ggllm",
     }.items():  # fmt: skip

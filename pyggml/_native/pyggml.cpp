@@ -46,7 +46,8 @@ void pyggml_interrupt_request(struct pyggml_interrupt *interrupt, bool requested
 
 size_t pyggml_backends_load(void) {
     ggml_backend_lifecycle_shared lifecycle;
-    if (ggml_backend_reg_count() == 0 || ggml_backend_unloaded_count() > 0) {
+    // without a CPU nothing can be loaded, whatever somebody registered by hand
+    if (!ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU) || ggml_backend_unloaded_count() > 0) {
         guard([] {
             llama_backend_init();
             return PYGGML_OK;

@@ -18,6 +18,7 @@ struct physical_device {
     int live[GGML_BACKEND_CUDA_OBJECT_COUNT] = {};
     bool ready = false;       // set up in this generation
     int foreign_context = -1; // see ggml_backend_cuda_device_state
+    bool left_over = false;   // the last reset failed: a context that is there is ours
     cudaError_t reset_error = cudaSuccess;
     bool peers[GGML_CUDA_MAX_DEVICES] = {}; // access that we enabled, by the other device
 };
@@ -64,10 +65,16 @@ int context_active(int device) {
 #endif
 }
 
+// the same for a context that was there before our first use
+int foreign_context(int device) {
+    return state().devices[device].left_over ? 0 : context_active(device);
+}
+
 // where the driver does not say, what we did ourselves has to do
 bool has_context(int device) {
     const int active = context_active(device);
-    return active == 1 || (active == -1 && state().devices[device].ready);
+    const physical_device &self = state().devices[device];
+    return active == 1 || (active == -1 && (self.ready || self.left_over));
 }
 
 void enable_peer(int from, int to) {
@@ -94,7 +101,7 @@ cudaError_t set_up(int device) {
     if (self.ready) {
         return cudaSuccess;
     }
-    self.foreign_context = context_active(device);
+    self.foreign_context = foreign_context(device);
     cudaError_t err = cudaSetDevice(device);
 #if !defined(GGML_USE_HIP) && !defined(GGML_USE_MUSA)
     if (err == cudaSuccess && ggml_cuda_info().devices[device].cc == GGML_CUDA_CC_DGX_SPARK) {
@@ -161,8 +168,10 @@ bool reset(int device) {
         return true; // never used in this generation, nothing to give back
     }
     // a failed reset may have taken anything with it: whatever was set up is in doubt and is done again
+    const bool theirs = self.ready ? self.foreign_context == 1 : !self.left_over;
     self = physical_device();
     self.reset_error = err;
+    self.left_over = err != cudaSuccess && !theirs;
     ggml_cuda_generation[device].fetch_add(1);
     if (err != cudaSuccess) {
         (void)cudaGetLastError();
@@ -222,10 +231,10 @@ cudaError_t ggml_cuda_memory(int physical_device, size_t *free, size_t *total) {
         ggml_cuda_memory_without_context(physical_device, free, total);
         return cudaSuccess;
     }
-    if (ggml_cuda_current_device() != physical_device) {
-        (void)cudaSetDevice(physical_device);
-    }
-    return cudaMemGetInfo(free, total);
+    // without the right device the answer would be another's, and wake it
+    const cudaError_t err =
+        ggml_cuda_current_device() == physical_device ? cudaSuccess : cudaSetDevice(physical_device);
+    return err == cudaSuccess ? cudaMemGetInfo(free, total) : err;
 }
 
 bool ggml_backend_cuda_reg_free(ggml_backend_reg_t reg, int device) {
@@ -276,7 +285,7 @@ bool ggml_backend_cuda_device_state(int device, struct ggml_backend_cuda_device_
     out->generation = ggml_cuda_generation[id].load();
     out->in_use = self.ready;
     out->context_active = context_active(id);
-    out->foreign_context = self.ready ? self.foreign_context : out->context_active;
+    out->foreign_context = self.ready ? self.foreign_context : foreign_context(id);
     out->reset_error = self.reset_error;
     for (int kind = 0; kind < GGML_BACKEND_CUDA_OBJECT_COUNT; ++kind) {
         out->live[kind] = self.live[kind];
@@ -286,7 +295,7 @@ bool ggml_backend_cuda_device_state(int device, struct ggml_backend_cuda_device_
 
 bool ggml_backend_cuda_reg_device_state(ggml_backend_reg_t reg, int device, struct ggml_backend_device_state *out) {
     GGML_UNUSED(reg);
-    ggml_backend_cuda_device_state own;
+    struct ggml_backend_cuda_device_state own;
     if (!ggml_backend_cuda_device_state(device, &own)) {
         return false;
     }
