@@ -14,7 +14,6 @@ from support import BUILD, LIB, ROOT, UPSTREAM, TestBackend
 import pyggml
 from pyggml.demo import model_path
 
-
 # a job in the background starts with Ctrl+C ignored, and so would every process that a test starts and interrupts
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

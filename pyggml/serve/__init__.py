@@ -1,0 +1,1 @@
+"""The server `pyggml-serve`: an `Engine` behind HTTP, which sleeps and wakes. See docs/serve.md."""
