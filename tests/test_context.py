@@ -406,3 +406,16 @@ def test_abort_callback(demo_model: Path) -> None:
         context.clear()
         context.decode([100])
         assert context.logits().shape == (49152,)
+
+
+def test_positions_beyond_the_learned_ones_are_refused(files: Path) -> None:
+    """Upstream reads beyond the table and aborts."""
+    with pyggml.Model(bert(files)) as model:
+        limit = model.n_positions
+        assert limit == model.n_ctx_train > 0
+        with model.context(n_ctx=2 * limit, n_batch=2 * limit, n_ubatch=2 * limit, embeddings=True) as context:
+            with pytest.raises(ValueError, match=f"{limit} positions"):
+                context.embed([5] * (limit + 1))
+            assert context.embed([5] * limit).shape == (model.n_embd,)
+    with pyggml.Model(llama(files)) as model:
+        assert model.n_positions == 0

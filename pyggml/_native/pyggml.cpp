@@ -5,6 +5,7 @@
 #include "common.h"
 #include "ggml-backend-lifecycle.h"
 #include "ggml-backend.h"
+#include "llama-model.h"
 
 namespace {
 
@@ -90,6 +91,11 @@ enum pyggml_status pyggml_model_load(const char *path, const struct llama_model_
         }
         return cancelled ? fail(PYGGML_CANCELLED, "cancelled") : fail(PYGGML_FAILED, "llama.cpp could not load it");
     });
+}
+
+int64_t pyggml_model_n_positions(const struct llama_model *model) {
+    const auto *table = model->get_tensor("position_embd.weight");
+    return table ? table->ne[1] : 0;
 }
 
 enum pyggml_status pyggml_lora_load(struct llama_model *model, const char *path, struct llama_adapter_lora **adapter) {

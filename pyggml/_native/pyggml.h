@@ -58,6 +58,9 @@ PYGGML_API size_t pyggml_backends_load(void);
 PYGGML_API int pyggml_default_threads(void);
 PYGGML_API enum pyggml_status pyggml_model_load(const char *path, const struct llama_model_params *params,
                                                 struct llama_model **model);
+// How many positions the model has learned a vector for; upstream reads beyond their table. 0: it computes them,
+// without a limit.
+PYGGML_API int64_t pyggml_model_n_positions(const struct llama_model *model);
 PYGGML_API enum pyggml_status pyggml_lora_load(struct llama_model *model, const char *path,
                                                struct llama_adapter_lora **adapter);
 PYGGML_API enum pyggml_status pyggml_lora_set(struct llama_context *context, struct llama_adapter_lora **adapters,
