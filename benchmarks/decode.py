@@ -2,8 +2,9 @@
 
     python benchmarks/decode.py [--model MODEL] [--build build/dev] [--rounds 5] [--threads N] [--json FILE]
 
-Both run alternately with the same libraries, threads, batch sizes and attention; the figure is the median of the rounds. Like
-llama-bench, generation decodes one random token after the other and samples none.
+Both run alternately with the same libraries, threads, batch sizes and attention. Speeds are medians of the rounds, and the ratio
+is the median of the rounds' own ratios, since a machine's speed drifts. Like llama-bench, generation decodes one random token
+after the other and samples none.
 """
 
 from __future__ import annotations
@@ -103,13 +104,14 @@ def main() -> int:
     rows, ratios = [], {}
     for kind in ("prompt", "generate"):
         mine, other = (median(figures[who][kind]) for who in ("pyggml", "llama-bench"))
-        ratios[kind] = mine / other
+        pairs = zip(figures["pyggml"][kind], figures["llama-bench"][kind], strict=True)
+        ratios[kind] = median([one / two for one, two in pairs])
         rows.append(
             [
                 f"{kind} ({PROMPT if kind == 'prompt' else GENERATE} tokens)",
                 f"{mine:.1f}",
                 f"{other:.1f}",
-                f"{mine / other:.3f}",
+                f"{ratios[kind]:.3f}",
             ]
         )
     table(["tokens/s", "pyggml", "llama-bench", "ratio"], rows)
