@@ -59,6 +59,8 @@ def clang() -> str:
         if found := shutil.which(f"clang++-{version}"):
             return found
     if shutil.which("apt-get") and os.geteuid() == 0:
+        # a new machine has no lists of packages yet
+        subprocess.run(["apt-get", "update"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         for version in CLANG:
             install = ["apt-get", "install", "-y", "--no-install-recommends", f"clang-{version}"]
             if not subprocess.run(install, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode:
