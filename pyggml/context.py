@@ -208,11 +208,6 @@ class Context(Sequences):
         if not 0 <= min(batch.tokens) <= max(batch.tokens) < n_vocab:
             wrong = next(token for token in batch.tokens if not 0 <= token < n_vocab)
             raise ValueError(f"there is no token {wrong}: the vocabulary has {n_vocab}")
-        limit = self.model.n_positions
-        if limit and max(batch.positions) >= limit:
-            raise ValueError(
-                f"the model knows {limit} positions, and the batch goes up to {max(batch.positions)}: give it shorter texts"
-            )
         worst = max(max(one) for one in batch.sequences)
         if worst >= self._n_seq_max:
             raise ValueError(f"there is no sequence {worst}: the context was made with n_seq_max={self._n_seq_max}")
@@ -220,6 +215,11 @@ class Context(Sequences):
             raise ValueError(
                 f"this model reads a text in one go, and {len(batch)} tokens are more than the context's n_ubatch "
                 f"of {self._sizes[3]}: make it with a larger n_ubatch and n_batch"
+            )
+        limit = self.model.n_positions
+        if limit and max(batch.positions) >= limit:
+            raise ValueError(
+                f"the model knows {limit} positions, and the batch goes up to {max(batch.positions)}: give it shorter texts"
             )
 
     def _free(self, handle: Any) -> None:
