@@ -66,14 +66,10 @@ class ReleaseReport:
         for one in self.devices:
             verdict = f"{one.verdict} (error {one.error})" if one.error else str(one.verdict)
             lines.append(
-                f"{one.device:<12} {one.backend:<8} {_mib(one.held_before):>12} {_mib(one.held_after):>12}"
+                f"{one.device:<12} {one.backend:<8} {memory.mib(one.held_before):>12} {memory.mib(one.held_after):>12}"
                 f"  {context[one.context_active]:<8} {verdict}"
             )
         return "\n".join([*lines, f"in {self.seconds:.3f} s"])
-
-
-def _mib(value: int | None) -> str:
-    return "unknown" if value is None else f"{value / 2**20:.1f} MiB"
 
 
 def load() -> None:

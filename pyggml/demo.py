@@ -25,15 +25,11 @@ def model_path() -> Path:
 
 
 def _row(stage: str) -> list[str]:
-    cells = [stage, _mib(memory.host().own)]
+    cells = [stage, memory.mib(memory.host().own)]
     devices = [one for one in memory.devices() if one.source != "/proc"]
     held = [one.own if one.own is not None else one.used for one in devices]
-    cells.append(_mib(sum(one or 0 for one in held)) if devices else "none")
+    cells.append(memory.mib(sum(one or 0 for one in held)) if devices else "none")
     return cells
-
-
-def _mib(value: int | None) -> str:
-    return "unknown" if value is None else f"{value / 2**20:.1f} MiB"
 
 
 def main() -> int:

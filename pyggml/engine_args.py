@@ -6,14 +6,13 @@ import os
 from collections.abc import Sequence
 
 from . import checks
-from .model import check_file
 
 Path = str | os.PathLike[str]
 _TAKEN = {"-m", "--model", "-mm", "--mmproj", "-md", "--model-draft", "--spec-draft-model"}
 
 
 def _file(path: Path) -> str:
-    check_file(path)
+    checks.check_file(path)
     return os.path.abspath(os.fspath(path))
 
 

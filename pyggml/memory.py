@@ -72,6 +72,11 @@ def host(name: str = "CPU") -> DeviceMemory:
     )
 
 
+def mib(value: int | None) -> str:
+    """For a table."""
+    return "unknown" if value is None else f"{value / 2**20:.1f} MiB"
+
+
 def _fields(path: str) -> dict[str, int]:
     """Fields of /proc that are given in kB, in bytes."""
     result = {}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from . import chat, checks, errors, log
 from ._native import ffi, lib, reason, text
 from .backend import chosen_devices
-from .checks import check_file as check_file
+from .checks import check_file
 from .lifecycle import leave, opening
 from .resource import Resource
 from .vocab import Vocab
