@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support import ROOT
+from support import ROOT, SAFE
 
 PLACE = ROOT / "build" / "packaging"
 UPSTREAM = "vendor/llama.cpp/upstream"
@@ -78,7 +78,7 @@ def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel that pip builds from the source distribution, without git and without the archive of llama.cpp."""
     unpacked = tmp_path_factory.mktemp("unpacked")
     with tarfile.open(sdist) as tar:
-        tar.extractall(unpacked, filter="data")
+        tar.extractall(unpacked, **SAFE)
     tree = PLACE / "tree"
     [source] = unpacked.iterdir()
     sync(source, tree)

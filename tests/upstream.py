@@ -12,7 +12,7 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
-from support import ROOT
+from support import ROOT, SAFE
 
 PLACE = ROOT / "build" / "upstream"
 VENDOR = ROOT / "vendor" / "llama.cpp"
@@ -79,7 +79,7 @@ def python_package() -> tuple[Path, dict[str, str]]:
             name = member.name.partition("/")[2]
             if name.startswith("llama_cpp/") and name.endswith(".py"):
                 member.name = name
-                tar.extract(member, place, filter="data")
+                tar.extract(member, place, **SAFE)
     (place / "llama_cpp" / "lib").symlink_to(libraries)
     return place, {"LLAMA_CPP_LIB_PATH": str(libraries)}
 
